@@ -12,10 +12,13 @@ UNFINISHED := $(VENV)/.khot-unfinished
 .DEFAULT_GOAL := help
 .PHONY: help demo experiments test test-oldest test-newest matrix check lint docs wheel bench gpu clean
 
-help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
+help:  ## prints this list
+	@echo "The first target that needs Python makes .venv, and downloads torch and some 300 MB more into it."
+	@echo "Times are those of two idle cores, without that."
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
 
-demo: $(READY)  ## the main job: learn which pixels of the digits to look at; writes into demo-output/
+demo: $(READY)  ## learns which ten pixels of a digit to look at; table and figure go to demo-output/; DEMO
 	$(BIN)/python experiments/feature_selection.py --out demo-output
 
 # DATA=mnist DATA_DIR=folder: those experiments alone that know this data set, on it. That takes days on two cores. What
@@ -27,7 +30,7 @@ SCRIPTS := $(filter-out %/build_readme.py,$(shell grep -l '^if __name__' experim
 EXPERIMENTS = $(if $(DATA),$(shell grep -l 'experiment_parser.*"$(DATA)"' $(SCRIPTS)),$(SCRIPTS))
 RESULTS = experiments/results$(if $(DATA),/$(DATA))
 
-experiments: $(READY)  ## the papers' comparisons, and experiments/README.md made of their results; takes an hour
+experiments: $(READY)  ## repeats the papers' comparisons and rebuilds experiments/README.md; an hour
 	@for script in $(EXPERIMENTS); do \
 		set -- --out $(RESULTS) $(if $(DATA),--data $(DATA) --data-dir "$(DATA_DIR)"); \
 		if test "$(DATA)" && grep -q run_grid $$script; then set -- "$$@" --runs "$(RESULTS)/runs"; fi; \
@@ -36,34 +39,34 @@ experiments: $(READY)  ## the papers' comparisons, and experiments/README.md mad
 	$(BIN)/python experiments/build_readme.py
 
 PROGRESS = --progress -o console_output_style=classic
-test: $(READY)  ## every test that needs no accelerator, the slow ones included
+test: $(READY)  ## runs every test that needs no accelerator, including the slow ones; ten minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal --all $(PROGRESS)
 
-check: $(READY)  ## some cases of the quick tests: a minute or two
+check: $(READY)  ## runs some cases of the quick tests; two minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PROGRESS)
 
-test-oldest: $(READY)  ## every test on the oldest versions that khot supports, of Python, torch and the others
+test-oldest: $(READY)  ## like test, on the oldest versions of Python, torch and the others that khot supports
 	$(BIN)/tox -e oldest
 
-test-newest: $(READY)  ## every test on the newest versions
+test-newest: $(READY)  ## like test, on the newest versions
 	$(BIN)/tox -e newest
 
-matrix: $(READY)  ## both of them
+matrix: $(READY)  ## test-oldest, then test-newest
 	$(BIN)/tox
 
-lint: $(READY)  ## ruff and mypy
+lint: $(READY)  ## runs ruff and mypy; LINT
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
 SPHINX = $(BIN)/python -m sphinx --fail-on-warning --quiet --doctree-dir docs/_build/doctrees
-docs: $(READY)  ## the site in docs/_build/html, its examples, doctests and links; a warning is an error
+docs: $(READY)  ## builds the site in docs/_build/html, and runs its examples and doctests; DOCS
 	$(SPHINX) -b html docs docs/_build/html
 	$(SPHINX) -b doctest docs docs/_build/doctest
 	$(BIN)/python docs/check_links.py docs/_build/html
 
 # Two environments of its own: one that builds, and an empty one that the wheel must work in with what it asks for.
-wheel:  ## dist/: wheel and source, checked; the wheel is tried in an empty environment
+wheel:  ## builds and checks the packages in dist/, and tries the wheel in an empty environment
 	@$(find_python); set -ex; rm -rf dist build/builder build/empty; \
 	"$$python" -m venv build/builder; "$$python" -m venv build/empty; \
 	build/builder/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS) -c constraints.txt build twine; \
@@ -75,13 +78,13 @@ wheel:  ## dist/: wheel and source, checked; the wheel is tried in an empty envi
 	(cd build/empty && bin/python -I ../../tests/wheel_smoke.py); \
 	rm -rf build/builder build/empty
 
-bench: $(READY)  ## timings against other implementations
+bench: $(READY)  ## measures times of khot and of other implementations
 	@for script in $(filter-out %/timing.py %/sass.py %/gpu.py %/gpu_static.py,$(wildcard benchmarks/*.py)); do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
 
 # In a Python that has a torch for its accelerator, as it is: no .venv, no pins, and Pyro only if it is there.
 GPU_TESTS := $(filter-out %_aot.py %_interpreter.py,$(wildcard tests/kernels/test_triton*.py)) \
 	$(wildcard tests/*/test_accelerator.py)
-gpu:  ## tests and benchmarks on an accelerator, in the Python given by PYTHON (default python3)
+gpu:  ## runs tests and benchmarks on an accelerator, in the Python given by PYTHON (default python3)
 	@export PYTHONPATH=src:.; python="$(or $(PYTHON),python3)"; \
 	"$$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 		{ echo "make gpu: torch finds no accelerator here, nothing run"; exit 0; }; \
@@ -90,7 +93,7 @@ gpu:  ## tests and benchmarks on an accelerator, in the Python given by PYTHON (
 	"$$python" -m pytest -m gpu -rs --each-file-runs $$files && "$$python" benchmarks/gpu.py
 
 clean:  ## removes .venv and everything made by the other targets
-	rm -rf $(VENV) demo-output build dist docs/_build docs/api docs/examples .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) demo-output build dist docs/_build docs/api docs/examples docs/tutorials .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
 	find src tests examples experiments benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Sets $$python to PYTHON, or where that is not given to the first that runs and is new enough.

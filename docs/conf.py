@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: `make docs`. It needs no network: inventories and the font of formulas are committed."""
+"""How Sphinx builds the site: `make docs`. It needs no network: inventories are committed, and MathJax is installed."""
 
 import doctest
 import shutil
@@ -12,13 +12,16 @@ import api_pages  # noqa: E402 - lies in the folder above, like the other extens
 import benchmark_plots  # noqa: E402
 import inventories  # noqa: E402
 import khot  # noqa: E402
+import repository  # noqa: E402
 import search_words  # noqa: E402
 
 BUILD = HERE / "_build"
+REPOSITORY = repository.address(HERE.parent / "pyproject.toml")
 api_pages.write(HERE / "api")
-shutil.rmtree(BUILD / "examples", ignore_errors=True)
-shutil.copytree(HERE.parent / "examples", BUILD / "examples")  # where they may leave the figures that they save
-shutil.copy(HERE / "_templates" / "GALLERY_HEADER.rst", BUILD / "examples")
+for folder in ("examples", "tutorials"):
+    shutil.rmtree(BUILD / folder, ignore_errors=True)
+    shutil.copytree(HERE.parent / folder, BUILD / folder)  # where they may leave the figures that they save
+    shutil.copy(HERE / "_templates" / f"{folder}.rst", BUILD / folder / "GALLERY_HEADER.rst")
 benchmark_plots.draw(HERE.parent / "benchmarks" / "results", BUILD / "plots")
 
 project = "khot"
@@ -38,7 +41,8 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "khot_references",
     "plain_markdown",
-    "mathml",
+    "mathjax_files",
+    "timings",
 ]
 exclude_patterns = ["_build", "_extensions", "inventories", "api/template*"]
 nitpicky = True  # a reference that leads nowhere is a warning, and `make docs` makes warnings errors
@@ -93,8 +97,11 @@ copybutton_prompt_text = r">>> |\.\.\. "  # which are not copied, nor is what is
 copybutton_prompt_is_regexp = True
 
 sphinx_gallery_conf = {
-    "examples_dirs": str(BUILD / "examples"),
-    "gallery_dirs": "examples",
+    "examples_dirs": [str(BUILD / "examples"), str(BUILD / "tutorials")],
+    "gallery_dirs": ["examples", "tutorials"],  # results stay there, and unchanged scripts are not run again
+    "first_notebook_cell": repository.install_cell(REPOSITORY),
+    "reset_modules": ("matplotlib", "timings.example"),  # a name, which Sphinx can save
+    "reset_modules_order": "both",
     "filename_pattern": r".*\.py$",
     "abort_on_example_error": True,
     "remove_config_comments": True,
@@ -105,8 +112,8 @@ sphinx_gallery_conf = {
 }
 
 html_theme = "furo"
+html_theme_options = repository.theme_options(REPOSITORY)
 html_title = f"khot {release}"
 html_static_path = ["_static"]
 html_css_files = ["khot.css"]
-html_math_renderer = "mathml"
 html_show_sourcelink = False

@@ -55,10 +55,11 @@ def minimise(estimator, steps: int = 200) -> tuple[Tensor, list[float]]:
     return ConditionalPoisson(logits=logits.detach(), k=K).mode, curve
 
 
-results = {name: minimise(estimator) for name, estimator in ESTIMATORS.items()}
-left_out = {name: unserved(chosen).item() for name, (chosen, _) in results.items()}
-for name, share in left_out.items():
-    print(f"{name}: {share:.1%} of the customers have no station nearby")
+results, left_out = {}, {}
+for name, estimator in ESTIMATORS.items():
+    results[name] = chosen, _ = minimise(estimator)
+    left_out[name] = unserved(chosen).item()
+    print(f"{name}: {left_out[name]:.1%} of the customers have no station nearby")
 
 # %%
 # The map shows the stations that `reinmax` chose, and the curves show how the three estimators learn.

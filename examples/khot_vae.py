@@ -57,9 +57,11 @@ def guide(batch: Tensor) -> None:
 # higher.
 svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.003}), TraceMeanField_ELBO())
 losses = []
-for _ in range(60):
+for epoch in range(1, 61):
     batches = train[torch.randperm(len(train))].split(125)
     losses.append(sum(svi.step(batch) for batch in batches) / len(train))
+    if epoch % 10 == 0:
+        print(f"epoch {epoch}: negative ELBO of a training image {losses[-1]:.1f} nats")
 print(f"negative ELBO of a test image: {svi.evaluate_loss(test) / len(test):.1f} nats")
 
 # %%

@@ -55,7 +55,11 @@ def guide() -> None:
 # The KL divergence between guide and prior is known in closed form, and `TraceMeanField_ELBO` uses it.
 optimizer = pyro.optim.Adam(lambda name: {"lr": 0.05 if name == "logits" else 0.005})
 svi = SVI(model, guide, optimizer, TraceMeanField_ELBO())
-losses = [svi.step() / len(train) for _ in range(1000)]
+losses = []
+for step in range(1, 1001):
+    losses.append(svi.step() / len(train))
+    if step % 200 == 0:
+        print(f"step {step}: negative ELBO per image {losses[-1]:.2f}")
 
 # %%
 # The pixels with the largest inclusion probabilities are the ones to look at.

@@ -33,11 +33,10 @@ def search(selector, parameter: str) -> GridSearchCV:
     return GridSearchCV(pipeline, {f"{step}__{parameter}": sizes}, cv=3).fit(X_train, y_train)
 
 
-searches = {
-    "KHotSelector": search(KHotSelector(random_state=0), "n_features_to_select"),
-    "SelectKBest": search(SelectKBest(), "k"),
-}
-for name, found in searches.items():
+searches = {}
+for selector, parameter in ((KHotSelector(random_state=0), "n_features_to_select"), (SelectKBest(), "k")):
+    name = type(selector).__name__
+    searches[name] = found = search(selector, parameter)
     kept = found.best_estimator_[1].get_support().sum()
     print(f"{name}: {found.score(X_test, y_test):.1%} of the test set right, by {kept} features")
 

@@ -43,11 +43,14 @@ def loss(batch: Tensor) -> Tensor:
     return residual.square().mean() + revive / 32
 
 
-for _ in range(steps):
+for step in range(1, steps + 1):
     optimizer.zero_grad()
-    loss(train[torch.randint(len(train), (128,))]).backward()
+    error = loss(train[torch.randint(len(train), (128,))])
+    error.backward()
     optimizer.step()
     schedule.step()
+    if step % 300 == 0:
+        print(f"step {step}: loss {error.item():.4f}")
 
 # %%
 # In evaluation the module is a JumpReLU, which keeps the activations above the threshold. These are 8 units of a

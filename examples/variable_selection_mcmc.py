@@ -52,6 +52,7 @@ def run_chain() -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     kernel = KHotSwap(model, continuous=lambda given: NUTS(given, max_tree_depth=2), swaps_per_step=4)
     mcmc = MCMC(kernel, num_samples=150, warmup_steps=50, disable_progbar=not sys.stderr.isatty())
     mcmc.run()
+    print("a chain has ended")
     return mcmc.get_samples(), mcmc.diagnostics()["acceptance rate of swaps"]
 
 

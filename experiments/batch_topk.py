@@ -1,20 +1,23 @@
-"""Does a sparse autoencoder with BatchTopK keep k units active on new images, beside one written with torch.topk?
+"""Does a sparse autoencoder with BatchTopK keep k units active on new images? Compares it with torch.topk.
 
     python experiments/batch_topk.py
 
-A linear encoder and decoder with 64 units, of which an image uses 8 on average: in training the 8 B largest activations
-of a batch of B images are kept. Afterwards what exceeds a threshold is, so that images do not depend on each other:
+The encoder and the decoder are linear, with 64 units, of which an image uses 8 on average. In training the 8 B largest
+activations of a batch of B images are kept. Afterwards the activations above a threshold are kept, so that images do
+not depend on each other. The rows differ in the threshold:
 
     torch.topk and scatter   the k B-th largest activation of all B training images, once training has ended
     BatchTopK                the running threshold that the module has at that moment
     BatchTopK, calibrated    the same after 500 more batches, of validation images and without training
 
-Initial weights, batches and optimiser are the same, so that the losses have to be. Two things may set a running
-threshold off: it lags behind while activations still change, and images that the encoder was not fitted to may exceed
-it more often. The learning rate falls to 0, against the first. For the second there are two data sets: the images as
-they are, and "moved" by up to a pixel at random, in training and in tests, which leaves far less to learn by heart.
+Initial weights, batches and optimiser are the same in all rows, and therefore the losses must be. A running threshold
+can be wrong for two reasons: it lags behind while activations still change, and images that the encoder was not fitted
+to may exceed it more often. The learning rate falls to 0 to avoid the first. To study the second, there are two data
+sets: the images as they are, and "moved" images, which are shifted by up to a pixel at random, in training and in
+tests. They are much harder to learn by heart.
 
-"Active units" are means over all steps of training, and over test images. "Off k" is how far the latter are from 8.
+"Active units" are means over all steps of training, and over the test images. "Off k" is the distance of the latter
+from 8.
 
 Bussmann, Leask, Nanda (2024), "BatchTopK sparse autoencoders", arXiv:2412.06410.
 """
@@ -71,7 +74,7 @@ def kept_by_hand(activations: Tensor) -> Tensor:
 
 
 class Autoencoder(nn.Module):
-    """Linear both ways; all that is not is the rectifier and ``activation``."""
+    """An autoencoder that is linear except for the rectifier and ``activation``."""
 
     def __init__(self, pixels: int, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -129,7 +132,7 @@ def fit(activation: Callable[[Tensor], Tensor], images: Tensor, steps: int, tick
 
 @torch.no_grad()
 def calibrate(activation: BatchTopK, model: Autoencoder, images: Tensor) -> BatchTopK:
-    """The module with a threshold for these images: in training mode it moves, though nothing learns."""
+    """The module with a threshold for these images: the threshold moves in training mode, without any learning."""
     activation = copy.deepcopy(activation).train()
     for _ in range(CALIBRATION):
         activation(model.activations(draw_batch(images)))

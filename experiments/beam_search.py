@@ -2,19 +2,19 @@
 
     python experiments/beam_search.py --beams 3
 
-A decoder trained by teacher forcing always continues the reference; in beam search it has to continue what it wrote
-itself. Xie et al. (2020, algorithm 2) train through the search. Every step extends each beam by each word, and the k
+A decoder that is trained by teacher forcing always continues the reference, but in beam search it has to continue its
+own text. Xie et al. (2020, algorithm 2) train through the search. Every step extends each beam by each word, and the k
 extensions of highest log-likelihood are chosen softly: `sorted_transport_topk` gives weights A[i, w, r] of beam i with
-word w in the new beam r, which mix what the decoder goes on from,
+word w in the new beam r, which mix the inputs from which the decoder continues,
 
     state of r = sum over i, w of A[i, w, r] * state of i,      embedding of r = sum of A[i, w, r] * embedding of w.
 
-Backtracking: at the end the soft back pointers, A summed over w, lead from the best beam through its ancestors. These
-are to predict the reference: the loss is -sum over t of log p_t(reference word t), p_t the prediction of the best
-beam's ancestors at step t in the mixture that the back pointers give. So the gradient flows through the choices, too.
+At the end the soft back pointers, which are A summed over w, lead from the best beam back through its ancestors. These
+should predict the reference: the loss is -sum over t of log p_t(reference word t), where p_t mixes the predictions of
+the best beam's ancestors at step t as the back pointers say. The gradient therefore flows through the choices as well.
 
 The paper finds a higher BLEU than by teacher forcing, in English to French. Here the language is that of
-`generated_language.py`, and BLEU is sacrebleu's, on sentences that are not among those trained on.
+`generated_language.py`, and BLEU is sacrebleu's, on sentences that are not in the training data.
 
 Protocol: all rows start from the same teacher-forced model, and go on for the same number of steps, with the same
 optimiser and batches. A step through the search takes about six times as long as a teacher-forced one. Epsilon was

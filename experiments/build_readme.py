@@ -1,9 +1,9 @@
-"""Writes experiments/README.md: what each experiment shows, its figures and its tables, from the results that it left.
+"""Writes experiments/README.md: what each experiment shows, with its figures and tables.
 
     python experiments/build_readme.py --results experiments/results
 
-`make experiments` runs every one before. A result belongs to the experiment whose name it starts with:
-vae_ten_exact.md, .json and .png are of vae.py, and so is mnist/vae_ten_exact.md.
+`make experiments` runs all experiments first. A result belongs to the experiment whose name it starts with:
+vae_ten_exact.md, .json and .png belong to vae.py, and so does mnist/vae_ten_exact.md.
 """
 
 import argparse
@@ -40,13 +40,15 @@ PAPERS = {
 VERDICTS = "holds", "open", "open (one seed)", "does not hold"
 HEADER = """# Experiments
 
-These scripts repeat the comparisons of the papers, and are meant to be read; scripts to copy are in
-[`examples/`](../examples). Each script has `--help`, takes seeds and reports its progress. With `--smoke` it takes
-seconds, which shows that it works. `make experiments` runs all scripts with their defaults, on data that come with
-scikit-learn or are generated. It builds this page from the tables and figures that the scripts write to
-[`results/`](results) as Markdown, JSON and PNG. `make experiments DATA=mnist DATA_DIR=folder` runs the scripts that
-support MNIST on its standard files. It can be interrupted and resumed, and writes to `results/mnist`; runs are kept in
-`results/mnist/runs`, so that more seeds train only what is missing.
+These scripts repeat the comparisons of the papers, and are meant to be read. Scripts to copy are in
+[`examples/`](../examples). Each script explains itself with `--help`, takes seeds and reports its progress. `--smoke`
+runs it within seconds to show that it works; the numbers then mean nothing.
+
+`make experiments` runs all scripts with their defaults, on generated data or on data that come with scikit-learn. It
+builds this page from the tables and figures, which the scripts write to [`results/`](results) as Markdown, JSON and
+PNG. `make experiments DATA=mnist DATA_DIR=folder` runs the scripts that support MNIST on its standard files, and writes
+to `results/mnist`. You can interrupt and resume it: finished runs are kept in `results/mnist/runs`, so that additional
+seeds train only what is missing.
 
 All rows of a table have the same data and the same optimiser, and the same rule ends their training. The findings were
 stated before the runs that test them. A finding **holds** or **does not hold** if Student's 95 % interval of the paired
@@ -55,7 +57,7 @@ difference over the seeds lies on one side of zero, or of the margin in its text
 
 
 class Source(NamedTuple):
-    """The part of a paper that an experiment is after, and the paper's data unless generated: of NAMES, or in words."""
+    """The part of a paper that an experiment repeats, and the paper's data unless generated: of NAMES, or in words."""
 
     part: str
     data: tuple[str, ...] = ()
@@ -93,7 +95,7 @@ class Experiment(NamedTuple):
 
 
 def experiment_names(folder: Path) -> list[str]:
-    """The scripts in the folder, but for this one."""
+    """The scripts in the folder, except this one."""
     scripts = [path for path in sorted(folder.glob("*.py")) if "\nif __name__" in path.read_text(encoding="utf-8")]
     return [path.stem for path in scripts if path.stem != Path(__file__).stem]
 
@@ -109,7 +111,7 @@ def read_experiment(name: str, names: list[str], folder: Path, results: Path) ->
     summary, _, rest = doc.partition("\n")
     usage = next((line.split("  ")[0] for line in map(str.strip, rest.splitlines()) if line.startswith("python ")), "")
     mine = [path for path in (*results.glob("*"), *results.glob("*/*")) if owner(path.stem, names) == name]
-    # Those of a data set of its own lie in a folder of its name, and come after the others.
+    # Results on another data set lie in a folder with its name, and come after the others.
     mine.sort(key=lambda path: (path.parent, path.stem, path.suffix != ".png"))
     shown = [path for path in mine if path.suffix in (".png", ".md")]
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in mine if path.suffix == ".json"]
@@ -117,7 +119,7 @@ def read_experiment(name: str, names: list[str], folder: Path, results: Path) ->
 
 
 def provenance(experiment: Experiment) -> str:
-    """Where the experiment comes from, whether the data are the paper's, and whether its numbers stand in the table."""
+    """Where the experiment comes from, whether the data are the paper's, and whether the table has its numbers."""
     source = SOURCES.get(experiment.name)
     if source is None:
         return ""
@@ -130,9 +132,9 @@ def provenance(experiment: Experiment) -> str:
         sentences.append(f"Data: {', '.join(same)}, as in the paper.")
     other = [NAMES.get(name, name) for name in used if name not in source.data] if used else ["generated"]
     if experiment.documents and source.data and other:
+        what = "Some tables have other data than the paper's" if same else "The data differ from the paper's"
         sentences.append(
-            f"**Other data than the paper's**: {', '.join(other)} here, {theirs} there. Compare what the numbers say "
-            "about the methods, not the numbers."
+            f"**{what}**: {', '.join(other)} here, {theirs} there. Compare the order of the methods, not the numbers."
         )
     has_numbers = any(row.get("paper") for document in experiment.documents for row in document["rows"].values())
     if experiment.documents and not has_numbers:

@@ -59,7 +59,7 @@ def experiment_parser(doc: str, data: Sequence[str] = ()) -> argparse.ArgumentPa
 def parse(
     parser: argparse.ArgumentParser, arguments: list[str] | None, smoke: Mapping[str, object]
 ) -> argparse.Namespace:
-    """Parses; under ``--smoke`` the values in ``smoke`` are the defaults, with few images and one process."""
+    """The arguments; with ``--smoke`` the values in ``smoke`` are the defaults, with few images and one process."""
     known = parser.parse_known_args(arguments)[0]
     if known.smoke:
         small = {name: value for name, value in SMOKE.items() if name in known}

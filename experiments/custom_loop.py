@@ -2,13 +2,12 @@
 
     python experiments/custom_loop.py --k 8
 
-The share of customers within reach of a station has no gradient in the choice x, so the score function it is: all it
-asks of the loss is its value at k-hot vectors. The loop is that of any other torch model; the estimator stands where
-the loss would be.
+The share of customers within reach of a station has no gradient in the choice x. The score function needs only values
+of the loss at k-hot vectors. The loop is that of any other torch model, with the estimator in place of the loss.
 
 Each seed is another map of sites and customers. The k sites of largest inclusion probability are compared with random
-ones and with the greedy choice, which takes the station that covers most of the customers left, k times: this covers
-at least 63 % of what can be covered.
+ones and with the greedy choice, which k times adds the station that covers most of the remaining customers. The greedy
+choice covers at least 63 % of what can be covered.
 """
 
 from argparse import Namespace

@@ -3,9 +3,9 @@
     python experiments/feature_selection_methods.py                                scikit-learn's digits
     python experiments/feature_selection_methods.py --data mnist --data-dir DIR    MNIST, where you have its files
 
-One k-hot mask for all images is learned together with a classifier that sees the masked pixels only. Every image of a
-minibatch is masked by a draw of its own, and the cross-entropy is the loss; the rows differ in how a mask is drawn from
-the logits, and what gradient it carries back to them:
+One k-hot mask for all images is learned together with a classifier that sees only the pixels that the mask keeps. Every
+image of a minibatch is masked by a draw of its own, and the loss is the cross-entropy. The rows differ in how a mask is
+drawn from the logits, and in the gradient that it carries back to them:
 
     Xie & Ermon      top-k of logits + Gumbel noise, gradient of successive_softmax_topk of the same
     NCPSS            iterated Poisson sampling at rescaled_sigmoid_topk, straight-through
@@ -15,11 +15,11 @@ the logits, and what gradient it carries back to them:
     pi-ST2           ReinMax on the same
 
 This is table 3 of "Differentiable top-k: from one-hot to k-hot" (2025), https://openreview.net/forum?id=HxLmtJYfBi,
-which compares them on MNIST by their test loss; its findings are that second-order and Gumbel-sigma_k beat plain
-straight-through, and methods of the sigmoid top-k those of Xie and Ermon and NCPSS. On MNIST the settings are the
+which compares them on MNIST by their test loss. The paper finds that second-order and Gumbel-sigma_k beat plain
+straight-through, and that methods with the sigmoid top-k beat Xie and Ermon and NCPSS. On MNIST the settings are the
 paper's: k = 50 of 784 pixels, hidden layers of 512 and 256, Adam at 1e-3 for weights and logits, all temperatures 1.
-Those that it does not give are ours: minibatches of 64, pixels in [0, 1], logits that start at 0, and when to stop. On
-digits they are all ours. NCPSS is that of Pervez et al. (2023), "Scalable subset sampling with neural conditional
+We chose what it does not give: minibatches of 64, pixels in [0, 1], logits that start at 0, and when to stop. On
+digits all settings are ours. NCPSS is that of Pervez et al. (2023), "Scalable subset sampling with neural conditional
 Poisson networks".
 
 Protocol: classifier, optimiser, initial weights and minibatches are the same for every row, and so is the end of the
@@ -66,20 +66,22 @@ PAPER = {
     SECOND: "0.098 ± 0.0005",
 }
 NOTE = (
-    "The paper gives neither minibatches nor epochs, nor how its test loss is masked, how logits start and pixels are "
-    "scaled, nor whether one mask serves a whole minibatch. Ours: minibatches of 64, a mask for each image, logits "
-    "that start at 0, pixels in [0, 1], and training until the validation loss has had no new minimum for 20 epochs."
+    "The paper does not give its minibatches or epochs, and does not say how masks are drawn for its test loss, where "
+    "the logits start, how pixels are scaled, or whether one mask serves a whole minibatch. We chose minibatches of "
+    "64, a mask for each image, logits that start at 0, pixels in [0, 1], and training until the validation loss has "
+    "had no new minimum for 20 epochs."
 )
 FAILED = (
-    "NCPSS with the third seed ends after 37 epochs with 81.7 % (k largest), the other four between 94.3 and 95.9 %: "
-    "its row holds it, as no rule fixed beforehand leaves it out."
+    "With the third seed, NCPSS ends after 37 epochs at 81.7 % (k largest); the other four seeds reach 94.3 to 95.9 "
+    "%. The row includes this seed, because no rule fixed beforehand excludes it."
 )
 TRIED = (
-    "What lies above the paper's by more than three of its standard deviations is not explained. Tried with one "
-    "seed: minibatches of 16 (no change); one mask for a whole minibatch (slower); pixels standardised to mean 0 "
-    "and variance 1 (SIMPLE after 40 epochs: 0.213, with the k largest 0.169); πST2 scored by the mean prediction "
-    "of 10 masks for each image (0.126), or with the inclusion probabilities as the mask (0.118). The same network, "
-    "trained on the 50 pixels of πST alone, comes to 0.127, and to 0.124 with standardised pixels."
+    "We cannot explain the losses that are more than three of the paper's standard deviations above the paper's. We "
+    "tried, with one seed: minibatches of 16 (no change); one mask for a whole minibatch (slower); pixels "
+    "standardised to mean 0 and variance 1 (SIMPLE after 40 epochs: 0.213, and 0.169 with the k largest); scoring "
+    "πST2 by the mean prediction of 10 masks for each image (0.126), or with the inclusion probabilities as the mask "
+    "(0.118). The same network, trained on the 50 pixels of πST alone, reaches 0.127, and 0.124 with standardised "
+    "pixels."
 )
 
 Mask = Callable[[Tensor, int], Tensor]  # (logits, draws) -> (draws, n)
@@ -112,7 +114,7 @@ def load_vectors(args: Namespace, seed: int) -> Split:
 
 
 def iterated_poisson(probs: Tensor, k: int | Tensor) -> Tensor:
-    """k-hot vectors ``(..., n)``: independent draws, of which surplus ones are thinned and missing ones drawn anew.
+    """k-hot vectors ``(..., n)``: independent draws; surplus ones are removed and missing ones drawn again.
 
     The sampler of NCPSS (Pervez et al., 2023). Each round draws Poisson samples among the units that may change, with
     probabilities in proportion to ``probs`` (to add) or ``1 - probs`` (to take away) that sum to the surplus, until
@@ -125,7 +127,7 @@ def iterated_poisson(probs: Tensor, k: int | Tensor) -> Tensor:
         if not surplus.any():
             return value
         weights = torch.where(surplus > 0, value * (1 - probs), (1 - value) * probs) * (surplus != 0)
-        # Where rounding leaves too few units with a weight, all that may change have one.
+        # If rounding leaves too few units with a positive weight, all units that may change get one.
         weights = weights + 1e-6 * torch.where(surplus > 0, value, 1 - value) * (surplus != 0)
         share = surplus.abs() * weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
         value = (value - torch.bernoulli(share.clamp(max=1))).abs()

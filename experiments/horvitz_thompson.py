@@ -2,24 +2,25 @@
 
     python experiments/horvitz_thompson.py --units 60 --k 12
 
-The population is generated: towns along a road with known sizes s and an unknown y, roughly proportional to s, by a
-factor that drifts along the road. Units are drawn with probabilities pi proportional to s (at most 1). Of a sample x
-the Horvitz-Thompson estimator of the total of y is
+The population is generated: towns along a road with known sizes s and an unknown y. It is roughly proportional to s,
+by a factor that drifts along the road. Units are drawn with probabilities pi proportional to s (at most 1). For a
+sample x the Horvitz-Thompson estimator of the total of y is
 
     T(x) = sum_i x_i y_i / pi_i        unbiased, whatever the design
 
-whose variance depends on the pairs, pi_ij = E[x_i x_j]; in its Sen-Yates-Grundy form, for designs of fixed size,
+Its variance depends on the pairs, pi_ij = E[x_i x_j]. In the form of Sen, Yates and Grundy, for designs of fixed size,
 
     V = sum_{i<j} (pi_i pi_j - pi_ij) (y_i / pi_i - y_j / pi_j)^2
 
-and is itself estimated from a sample, without bias where all pi_ij > 0, by the sum over the pairs drawn, each term
-divided by pi_ij. Each seed is another population. The table has for each design the bias of the simulated T in its
+It is estimated from a sample by the sum over the pairs that were drawn, with each term divided by pi_ij. This has no
+bias if all pi_ij > 0. Each seed is another population. The table has for each design the bias of the simulated T in its
 standard errors, the standard deviation of T in % of the total, by theory (`pairwise_inclusion`) and by simulation, the
 relative bias of the estimated variance, and how often T +- 1.96 standard errors covers the truth. "uniform" is simple
 random sampling, as a baseline; designs without pairs have no theory to show.
 
-What it shows: sizes that go along with y make T several times as precise. Designs that keep to the order of the road
-make use of the drift as well; but they never draw some pairs, and so offer no honest estimate of their variance.
+What it shows: if sizes are related to y, they make T several times as precise. Designs that follow the order of the
+road also benefit from the drift, but they never draw some of the pairs, and so have no honest estimate of their
+variance.
 
 References: Horvitz, Thompson (1952), "A generalization of sampling without replacement from a finite universe"; Sen
 (1953); Yates, Grundy (1953); Tillé (2006), "Sampling Algorithms".

@@ -144,7 +144,7 @@ def _read_idx(file: BinaryIO, dimensions: int, path: Path) -> np.ndarray:
 
 
 class _PickledArray:
-    """Takes the place of a NumPy array in a pickle: keeps what it is told and runs none of NumPy's code."""
+    """Takes the place of a NumPy array in a pickle: stores its state and runs none of NumPy's code."""
 
     def __init__(self, *arguments: object) -> None:
         self.state: Any = None
@@ -189,7 +189,7 @@ def read_cifar_batch(path: Path, labels_key: bytes) -> tuple[np.ndarray, np.ndar
             batch = _ArraysOnly(file, encoding="bytes").load()
         images = batch[b"data"].rows().reshape(-1, 3, 32, 32)
         return images, np.array(batch[labels_key], dtype=np.uint8)
-    except Exception as error:  # whatever a foreign or truncated pickle leads to
+    except Exception as error:  # a foreign or truncated pickle can raise anything
         raise ValueError(f"{path}: not a batch of CIFAR ({type(error).__name__}: {error})") from error
 
 

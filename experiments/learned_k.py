@@ -4,7 +4,7 @@
     python experiments/learned_k.py --data mnist --data-dir DIR    MNIST, where you have its files
 
 As in feature_selection_methods.py, a mask of the pixels is learned together with the classifier that sees the rest. The
-objective charges for what is looked at:
+objective has a price for each pixel:
 
     cross-entropy + price * number of pixels chosen
 
@@ -13,8 +13,8 @@ StraightThrough on a PhantomUnit, whose inclusion probabilities sigmoid(logits) 
 of the objective moves the sum as well. They start from several sizes, with equal probabilities.
 
 This is figure 5 of "Differentiable top-k: from one-hot to k-hot" (2025), https://openreview.net/forum?id=HxLmtJYfBi,
-which sets the learned k, on MNIST with a price of 0.01 and from several initial sizes, against the sweep: one training
-in place of many. Network and optimiser are those of feature_selection_methods.py.
+which compares the learned k with the sweep, on MNIST with a price of 0.01 and from several initial sizes: one training
+instead of many. Network and optimiser are those of feature_selection_methods.py.
 
 Protocol: classifier, optimiser, minibatches, initial weights and the end of the training (the objective on the
 validation images has had no new minimum for some epochs) are the same for every row. Images are tested through the one
@@ -41,10 +41,11 @@ STARTS = (0.05, 0.2, 0.5, 0.8)  # of the pixels
 PIXELS = {"digits": 64}  # of other data 784
 MARGIN = 3  # pixels; the sizes of the sweep lie further apart
 NOTE = (
-    "The paper has this as a figure. From every start the learned sizes come to about 40 pixels, above the best of "
-    "the sweep, and cost what a fixed 40 costs; they still fall by 0.1 pixels an epoch when the objective on the "
-    "validation images has stopped falling. They are trained for the loss with sampled masks, also of random size, and "
-    "tested with the one mask of the k largest, which gains less by further pixels: that may be why."
+    "The paper shows this as a figure. From every start the learned sizes reach about 40 pixels, more than the best "
+    "of the sweep, and their objective is that of a fixed 40. They still fall by 0.1 pixels an epoch when the "
+    "objective on the validation images has stopped falling. A possible reason is that they are trained for the loss "
+    "with sampled masks of random size, but tested with the one mask of the k largest, to which further pixels add "
+    "less."
 )
 SIZE, OBJECTIVE = "k", "objective"
 

@@ -7,15 +7,15 @@ highest (expert-choice routing, Zhou et al., 2022), so that all experts carry th
 
     sum over experts e of mask[token, e] * softmax(scores[token])[e] * expert_e(token).
 
-Through the hard mask no gradient flows: the router learns through the softmax alone, or straight through the mask, as
-if it were a relaxed one. A relaxed mask is differentiable itself; that of `sparse_topk` holds exact zeros and ones, so
-that few experts run on a token. Sander et al. (2023) route the tokens of a vision transformer by such a map, and find
-a better accuracy than with hard top-k. Their router is expert choice as well: each of 32 experts takes k = 28 of
+No gradient flows through the hard mask: the router learns through the softmax alone, or straight through the mask, as
+if it were a relaxed one. A relaxed mask is itself differentiable. The mask of `sparse_topk` has exact zeros and ones,
+so that few experts run on a token. Sander et al. (2023) route the tokens of a vision transformer by such a map, and
+find a better accuracy than with hard top-k. Their router is expert choice as well: each of 32 experts takes k = 28 of
 n = 400 tokens, with p = 2 and ten iterations of Dykstra's algorithm.
 
-The tokens are generated: noise around the centre of one of eight kinds, and to be mapped by a function that each kind
-has for itself, a random network. Every expert is a small network; those without a router are as wide as one of them, or
-as all.
+The tokens are generated. There are eight kinds, each with a centre and with a random network as the function to learn;
+a token is its centre plus noise. Every expert is a small network. The networks without a router are as wide as one
+expert, or as all experts together.
 
 Protocol: weights, tokens, optimiser and steps are the same in every row. The softness of all maps was chosen among 0.1,
 0.3 and 1 by the error of `sparse_topk`, p = 2, with hard masks, with seed 100.
@@ -81,7 +81,7 @@ def with_one(x: Tensor) -> Tensor:
 
 
 class MixtureOfExperts(nn.Module):
-    """A router of linear scores, and the experts; they all run on every token here, a service would skip zeros."""
+    """A router with linear scores, and the experts. Here all run on every token; production code would skip zeros."""
 
     def __init__(self, choice: ExpertChoice) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Batch(NamedTuple):
 
 
 class World:
-    """The kinds of tokens: their centres, and the function that each maps by."""
+    """The kinds of tokens: their centres and their functions."""
 
     def __init__(self) -> None:
         self.centres = torch.randn(KINDS, INPUTS)

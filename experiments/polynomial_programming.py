@@ -2,17 +2,17 @@
 
     python experiments/polynomial_programming.py
 
-Every problem has a target c with entries 1/2 + 0.05 at k coordinates and 1/2 - 0.05 at the others, and is to find the
-logits of a sampling design of k-hot vectors x that minimise
+Every problem has a target c with entries 1/2 + 0.05 at k coordinates and 1/2 - 0.05 at the others. The task is to find
+the logits of a sampling design of k-hot vectors x that minimise
 
     L = E |x - c|_p^p / n
 
 On zeros and ones the loss is linear in x, so that L is known exactly, and so is the best x: the k larger targets. Its
-derivative is not that of a linear function, though. A coordinate that was drawn is pushed out by p (1 - c)^(p-1), one
-that was not is pulled in by p c^(p-1), both far more than the difference (1 - c)^p - c^p that choosing it makes.
-Straight-through believes the derivative and balances these forces at inclusion probabilities in between. The
-second-order Jacobian of ReinMax takes, in effect, the mean of the derivatives at 0 and at 1, and tells the coordinates
-apart. The third row descends along the exact gradient.
+derivative is not that of a linear function, though. A coordinate that was drawn is pushed out by p (1 - c)^(p-1), and
+one that was not drawn is pulled in by p c^(p-1). Both are far larger than (1 - c)^p - c^p, which is the change of the
+loss if the coordinate is chosen. Straight-through balances these forces at inclusion probabilities between 0 and 1. The
+second-order Jacobian of ReinMax in effect takes the mean of the derivatives at 0 and at 1, which distinguishes the
+coordinates. The third row descends along the exact gradient.
 
 A seed is a batch of problems. The table has the part of the gap between the first expected loss and the optimum that is
 left at the end, on average and in the worst problem, and the mean inclusion probability of the k items to find.

@@ -2,7 +2,7 @@
 
     python experiments/pyro_estimators.py
 
-Which three of eight inputs add up to what was seen?
+Which three of eight inputs add up to the output?
 
     x ~ uniform over the 56 k-hot vectors    y ~ Normal(sum_i x_i inputs_i, 0.5), 50 rows
 
@@ -14,8 +14,8 @@ The guide is ConditionalPoisson, trained by Adam at a rate of 0.1. The rows diff
     score function, leave-one-out       score_function on the log-likelihood of the model's trace, the exact divergence
     enumeration                         TraceEnum_ELBO, exact
 
-The README takes one draw per step. Sixteen draws tell bias from noise, since only noise shrinks with their number. The
-score function needs several draws: the baseline of each is made of the others.
+The README takes one draw per step. Sixteen draws separate bias from noise, because only noise shrinks with their
+number. The score function needs several draws, because the baseline of each is the mean of the others.
 
 The gap is log p(y) less the ELBO of the guide, both summed over all 56 vectors. It is the divergence of the guide from
 the posterior. A seed gives the data, those of the README for seed 0, and the draws. Milliseconds are the median CPU
@@ -104,7 +104,7 @@ def svi(
     draws: int = 1,
     infer: dict[str, Any] | None = None,
 ) -> Step:
-    """A step of Pyro's SVI, with what the guide's site is made of its design."""
+    """A step of Pyro's SVI; the argument makes the site of the guide from its design."""
 
     def guide() -> None:
         pyro.sample("x", site(learned()), infer=infer or {})
@@ -115,7 +115,7 @@ def svi(
 
 
 def leave_one_out(problem: Problem, draws: int) -> Step:
-    """A step of the loop that stands in the Pyro recipes for want of such an ELBO in Pyro."""
+    """A step of the loop in the Pyro recipes, because Pyro has no such ELBO."""
     optimizer = torch.optim.Adam([learned().logits], lr=LEARNING_RATE)
 
     def step() -> None:

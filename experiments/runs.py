@@ -1,7 +1,7 @@
-"""Trains every row of an experiment with every seed: in several processes, cut and resumed, a line for each epoch.
+"""Trains every row of an experiment with every seed, in several processes; can be interrupted and resumed.
 
-An experiment names its rows, and trains one of them with one seed in a function of its module (other processes find it
-by its name), whose result is made of what JSON holds:
+An experiment names its rows. A function of its module, which other processes find by its name, trains one row with one
+seed, and returns what JSON can store:
 
     def run_row(run, args):
         model, optimizer = ...
@@ -10,8 +10,9 @@ by its name), whose result is made of what JSON holds:
 
     results = run_grid(args, "my_experiment", ("hard", "soft"), run_row)    # results["soft"][i] is of the i-th seed
 
-In the folder `--runs`, a finished row leaves <row>_seed_<seed>.json, and one that was cut <row>_seed_<seed>.pt: the
-state after its last whole epoch. The same command goes on from there; the numbers are those of a run that was not cut.
+In the folder `--runs`, a finished row leaves <row>_seed_<seed>.json, and an interrupted one <row>_seed_<seed>.pt, the
+state after its last whole epoch. The same command continues from there, and the numbers are those of an uninterrupted
+run.
 """
 
 import json
@@ -51,7 +52,7 @@ def add_run_arguments(parser: ArgumentParser) -> None:
 
 @dataclass
 class Fitted:
-    """Of each epoch: validation loss, seconds of a core, and a number that the experiment takes note of."""
+    """For each epoch: validation loss, seconds of a core, and a number that the experiment records."""
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -129,7 +130,9 @@ class Run:
         state |= {"generator": torch.get_rng_state(), "best": best, "fitted": asdict(fitted)}
         unfinished = _with(self.file, ".part")
         torch.save(state, unfinished)
-        unfinished.replace(_with(self.file, ".pt"))  # at once, so that there is a whole one whenever the run is cut
+        unfinished.replace(
+            _with(self.file, ".pt")
+        )  # atomic, so that there is always a whole one if the run is interrupted
 
     def _load(self, suffix: str) -> dict[str, Any] | None:
         """What is kept of this run; a ValueError if it was made with other settings."""
@@ -182,7 +185,7 @@ def _with(file: Path, suffix: str) -> Path:
 
 
 def _make_runs(args: Namespace, name: str, rows: Sequence[str]) -> Iterator[Run]:
-    """Seed by seed, so that the first seeds are complete when all is cut."""
+    """Seed by seed, so that the first seeds are complete if the run is interrupted."""
     settings = {key: value for key, value in vars(args).items() if key not in IRRELEVANT}
     if args.runs is not None:
         (args.runs / name).mkdir(parents=True, exist_ok=True)

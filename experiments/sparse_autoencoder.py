@@ -13,9 +13,9 @@ Trained on squared error + penalty * (mean number of active units), k can be lea
                              inclusion probabilities, rounded up or down at random; StraightThrough gives the gradient
 
 Figure 5 of "Differentiable top-k: from one-hot to k-hot" learns k with the phantom unit for feature selection, from
-several initial sizes, and finds it on the curve of the sweep. The table asks the same of the autoencoder: does a
-learned k lie on the curve, and reach the objective of the best fixed one? In tests masks are hard: the k
-of highest score, k rounded, or the sum of the image's probabilities.
+several initial sizes, and finds it on the curve of the sweep. The table asks the same question about the
+autoencoder: does a learned k lie on the curve, and reach the objective of the best fixed k? Masks are hard in tests:
+they keep the k highest scores, where k is rounded, or is the sum of the image's probabilities.
 
 Protocol: architecture, initial weights, optimiser, epochs and batches are the same in every row. "Best of the sweep" is
 for each seed the fixed k with the lowest objective on validation images. The temperature 0.3 of the relaxed mask was
@@ -88,7 +88,7 @@ class Learned(nn.Module):
 
 
 class LearnedPerImage(nn.Module):
-    """Masks whose size the scores of the image say; they start with the same mean size as `Learned`."""
+    """Masks whose size depends on the scores of the image; they start with the same mean size as `Learned`."""
 
     def __init__(self, start: int) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ def evaluate(model: Autoencoder, mask: nn.Module, images: Tensor, penalty: float
 
 
 def error_of_sweep(scores: dict[str, Scores], size: float) -> float:
-    """The squared error that the fixed k lead one to expect at this size, between them log-linear in log k."""
+    """The squared error at this size by log-linear interpolation, in log k, between the fixed k."""
     errors = [scores[f"k = {k}"].error for k in SWEEP]
     return float(np.exp(np.interp(np.log(size), np.log(SWEEP), np.log(errors))))
 
@@ -190,7 +190,7 @@ def run_seed(seed: int, args: Namespace, table: Table, progress: tqdm) -> tuple[
 
 @torch.no_grad()
 def draw_figure(table: Table, split: Split, models: dict[str, tuple], penalty: float) -> Figure:
-    """Squared error against size, all seeds; and what the first seed's models make of some test images."""
+    """Squared error against size for all seeds, and reconstructions of some test images by the first seed's models."""
     figure = Figure(figsize=(12, 5), layout="constrained")
     left, right = figure.subfigures(1, 2)
     axes = left.subplots()

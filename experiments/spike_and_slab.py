@@ -7,10 +7,10 @@ A linear regression on scikit-learn's diabetes data, standardised. x says which 
 
     x ~ uniform over the k-hot vectors    b_i ~ Normal(0, slab)    y | x, b ~ Normal(sum_i x_i b_i z_i, noise)
 
-With the coefficients integrated out, log p(y | x) is a rational function of x, so that nothing but x is left to infer.
-The guide is ConditionalPoisson, which has one parameter per variable; for a k that is no integer it is a PhantomUnit,
-whose mean size is learned too. As there are but 210 ways to choose 4 of 10, all is known exactly: the posterior, the
-ELBO of any guide, and the best one. The rows differ in the estimator of the gradient alone:
+With the coefficients integrated out, log p(y | x) is a rational function of x, so that only x is left to infer. The
+guide is ConditionalPoisson, which has one parameter per variable; if k is not an integer, it is a PhantomUnit, whose
+mean size is learned too. There are only 210 ways to choose 4 of 10, so everything is known exactly: the posterior, the
+ELBO of any guide, and the best guide. The rows differ only in the estimator of the gradient:
 
     enumeration               TraceEnum_ELBO, exact
     score function            Trace_ELBO on the bare design
@@ -18,12 +18,12 @@ ELBO of any guide, and the best one. The rows differ in the estimator of the gra
     straight-through          StraightThrough, TraceMeanField_ELBO with the exact divergence from the prior
     ReinMax                   the same with the second-order Jacobian
 
-No paper is behind this; the questions are those of Liu et al. (2023), who introduced ReinMax: how far from the best
-guide does each estimator end, given the same optimiser, steps and draws per step?
+This repeats no paper. The question is that of Liu et al. (2023), who introduced ReinMax: how far from the best guide
+does each estimator end, given the same optimiser, steps and draws per step?
 
-Protocol: a seed is a random half of the patients, so that the posterior is another one each time. "ELBO gap" is that of
-the guide at the end to the best one, found by following the exact gradient until it vanishes; "probability error" is
-the largest difference of an inclusion probability to the posterior's. The best guide has one too.
+Protocol: a seed is a random half of the patients, so each seed has another posterior. "ELBO gap" is the distance of the
+final guide from the best one, which is found by following the exact gradient until it vanishes. "Probability error" is
+the largest error of an inclusion probability; even the best guide has one.
 """
 
 import math
@@ -113,7 +113,7 @@ def load_problem(seed: int, k: float) -> Problem:
 
 
 class Estimator(NamedTuple):
-    """What the site of the guide is, made from its design; its hints; and the ELBO to train with."""
+    """How the site of the guide is made from its design, its hints, and the ELBO to train with."""
 
     site: Callable[[SamplingDesign], TorchDistribution]
     elbo: type[ELBO]
@@ -180,14 +180,14 @@ def fit(problem: Problem, estimator: Estimator, steps: int, tick: Callable[[], o
 
 
 def best_guide(problem: Problem) -> SamplingDesign:
-    """The guide of the largest ELBO: from the exact inclusion probabilities on by quasi-Newton steps."""
+    """The guide with the largest ELBO, by quasi-Newton steps that start at the exact inclusion probabilities."""
     first = problem.first_parameters() | {"logits": torch.logit(problem.exact_inclusion(), eps=1e-3)}
     parameters = [value.requires_grad_() for value in first.values()]
     optimizer = torch.optim.LBFGS(parameters, max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        # Logits are indifferent to a constant, and nearly so where a variable is all but certain.
+        # Adding a constant to all logits changes nothing, and the logit of a nearly certain variable matters little.
         loss = RIDGE * parameters[0].square().sum() - problem.elbo(problem.posterior(*parameters))
         loss.backward()
         return loss

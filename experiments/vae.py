@@ -85,27 +85,28 @@ PAPER = {
 }
 
 NOTE = (
-    "The paper's numbers are of its own prior term, whatever the table's is. It gives neither minibatches nor epochs, "
-    "nor the temperatures here: these are our choices."
+    "The paper's numbers are those of its own prior term, even beside tables of the other one. The paper does not "
+    "give minibatches, epochs or temperatures; these are our choices."
 )
 CUT = (
-    "After 50 epochs, 84,000 steps at the paper's learning rate, losses that are lowest at the end still fall by {} "
-    "nats an epoch: the rows compare methods of one budget, not the ends of their trainings."
+    "After 50 epochs, which are 84,000 steps at the paper's learning rate, the losses that are lowest at the end "
+    "still fall by {} nats an epoch. The rows therefore compare methods with equal budgets rather than after "
+    "convergence."
 )
 NO_BOUND = (
-    "The prior term of the paper is one of the softmax of the logits, not of a law on k-hot vectors: what was trained "
-    "with it was not trained for the −ELBO, of which the paper says nothing."
+    "The paper's prior term refers to the softmax of the logits and not to a distribution over k-hot vectors. Models "
+    "that were trained with it were therefore not trained for the −ELBO, which the paper does not mention."
 )
 TRIED = (
-    "A single code comes close to the paper, ten do not; why was looked for with one seed. In as many epochs a "
-    "learning rate of 1e-3 takes πST to 96.57 only. With the prior term averaged over the ten vectors instead of "
-    "summed, and all else the same, the loss as trained is 89.84 for πST, 92.54 for πST2 and 85.92 for Gumbel-σ_k, "
-    "still falling by 0.2 nats an epoch: in the paper's order, in which πST2 comes last of them. That may be what the "
-    "paper did."
+    "With a single code we come close to the paper, with ten codes we do not. We looked for the reason with one seed. "
+    "In as many epochs, a learning rate of 1e-3 brings πST only to 96.57. If the prior term is averaged over the ten "
+    "vectors instead of summed, and all else is the same, the loss as trained is 89.84 for πST, 92.54 for πST2 and "
+    "85.92 for Gumbel-σ_k, and still falls by 0.2 nats an epoch. This is the paper's order, in which πST2 comes last "
+    "of the three, so the paper may have averaged."
 )
 TWO_SEEDS = (
-    "Two seeds, unlike the other tables: each takes more than two hours of a core, and a third would hardly decide the "
-    "two findings that are open, differences of at most 1.5 standard errors."
+    "This table has only two seeds, because each takes more than two hours of one core. A third would hardly decide "
+    "the two open findings, whose differences are at most 1.5 standard errors."
 )
 FALLING = {  # as was seen
     ("ten", "softmax"): "0.2",

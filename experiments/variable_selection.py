@@ -2,7 +2,7 @@
 
     python experiments/variable_selection.py
 
-Three of twelve correlated covariates X drive y. The vector x says which, the coefficients are integrated out:
+Three of twelve correlated covariates X determine y. The vector x says which; the coefficients are integrated out:
 
     x ~ uniform over the k-hot vectors    b_i ~ Normal(0, 1)    y ~ Normal(sum_i x_i b_i X_i, noise)
     so that y | x ~ Normal(0, C(x) + noise² I), with C(x) the covariance of the sum
@@ -13,13 +13,13 @@ On k-hot x two ways to write C give the same matrix. A pathwise estimator differ
     linear    C = X diag(x) Xᵀ
 
 The guide is ConditionalPoisson, trained on E[log p(y | x)] by the estimator in question and on its exact divergence
-from the prior. Each estimator takes 4 draws per step, but for the finite difference, which takes one and its 27
-neighbours. Rao-Blackwellised straight-through draws from GumbelTopK, its own law, which has as many parameters.
+from the prior. Each estimator takes 4 draws per step, except the finite difference, which takes one draw and its 27
+neighbours. Rao-Blackwellised straight-through draws from its own law, GumbelTopK, which has as many parameters.
 
-There are 220 ways to choose 3 of 12, so that all is known exactly. "ELBO gap" is log p(y) less the ELBO at the end: the
-divergence of the guide from the posterior. "Probability error" is the largest error of an inclusion probability. "Exact
-posterior" is the answer itself, from log p(y | x) of all vectors; "best guide" is where the exact gradient vanishes.
-Milliseconds are the median CPU time of a step: forward, backward and optimiser.
+There are 220 ways to choose 3 of 12, so everything is known exactly. "ELBO gap" is log p(y) less the ELBO at the end:
+the divergence of the guide from the posterior. "Probability error" is the largest error of an inclusion probability.
+"Exact posterior" is the answer itself, from log p(y | x) of all vectors; "best guide" is where the exact gradient
+vanishes. Milliseconds are the median CPU time of a step: forward, backward and optimiser.
 """
 
 import time
@@ -106,7 +106,7 @@ def make_problem(seed: int, n: int = N, k: int = K) -> Problem:
 
 
 class Method(NamedTuple):
-    """An estimator, which may remember; its number of draws; and the guide's law of given logits."""
+    """An estimator, which may have a state, its number of draws, and the guide's law for given logits."""
 
     make_estimator: Callable[[], Callable[[SamplingDesign, Loss, int], Tensor]]
     draws: int = DRAWS
@@ -172,7 +172,7 @@ def fit(problem: Problem, method: Method, form: str, args: Namespace, tick: Call
 
 
 def best_guide(problem: Problem) -> ConditionalPoisson:
-    """The conditional Poisson design nearest to the posterior, by quasi-Newton steps from its probabilities on."""
+    """The conditional Poisson design nearest to the posterior, by quasi-Newton steps from its probabilities."""
     x, log_posterior, _ = problem.posterior()
     logits = torch.logit(log_posterior.exp() @ x, eps=1e-3).requires_grad_()
     optimizer = torch.optim.LBFGS([logits], max_iter=200, line_search_fn="strong_wolfe")

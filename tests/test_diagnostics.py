@@ -125,7 +125,7 @@ def test_exact_gradients_may_be_given():
         second_order, row = compare_estimators(design, linear, num_samples=1, num_repeats=2, exact=given).rows
         assert second_order.estimator == "reinmax"
         assert row.estimator == "straight_through" and row.bias < 1e-12
-    with pytest.raises(NotImplementedError, match="Pivotal has no log_prob.*Give the exact gradient as `exact`"):
+    with pytest.raises(NotImplementedError, match="Pivotal has no log_prob.*Pass the exact gradient as `exact`"):
         compare_estimators(design, linear)
     with pytest.raises(ValueError, match=r"`exact` must have the shape of the design's parameter, \(4,\)"):
         compare_estimators(design, linear, exact=exact[:2])
@@ -158,7 +158,7 @@ def test_errors():
         compare_estimators(LOGITS, linear)
     with pytest.raises(ValueError, match="nothing to compare:\nscore on ConditionalPoisson with num_samples=0"):
         compare_estimators(design, linear, {"score": score_function}, num_samples=0)
-    with pytest.raises(NotImplementedError, match=r"C\(40, 20\).*Give the exact gradient as `exact`"):
+    with pytest.raises(NotImplementedError, match=r"C\(40, 20\).*Pass the exact gradient as `exact`"):
         compare_estimators(ConditionalPoisson(logits=torch.zeros(40), k=20), linear)
     with pytest.raises(ValueError, match="`f` must return one loss for each vector"):
         compare_estimators(design, lambda x: x)

@@ -127,7 +127,7 @@ def test_generators_of_another_device_are_refused(name):
 
 
 def test_distributions_that_take_none():
-    with pytest.raises(TypeError, match=r"`generator` must be None here: Normal.sample takes none"):
+    with pytest.raises(TypeError, match=r"`generator` must be None here: Normal.sample takes no generator"):
         khot.score_function(dist.Normal(torch.zeros(3), 1).to_event(1), lambda x: x.sum(-1), generator=seeded(0))
     with pytest.raises(TypeError, match=r"`generator` must be a torch.Generator or None, but got 'a'"):
         khot.unordered_set(Sampford(logits=LOGITS, k=2), lambda x: x.sum(-1), generator="a")

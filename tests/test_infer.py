@@ -109,7 +109,7 @@ def test_a_relaxation_of_one_side_only_raises(elbo_class, vectorize):
     relaxed_model, relaxed_guide = (poutine.reparam(fn, {"x": relax}) for fn in (model, guide))
     hard_guide = poutine.reparam(guide, {"x": KHotReparam()})
     elbo = elbo_class(num_particles=2, vectorize_particles=vectorize, max_plate_nesting=1)
-    pairs = [(model, relaxed_guide, "so must the model be"), (relaxed_model, hard_guide, "needs a guide that is too")]
+    pairs = [(model, relaxed_guide, "relax the model too"), (relaxed_model, hard_guide, "needs a relaxed guide")]
     for one, other, match in pairs:
         with pytest.raises(ValueError, match="site 'x'") as caught:
             elbo.loss(one, other)

@@ -1,6 +1,7 @@
 """Metadata in step with each other, and a Makefile that refuses what it cannot use."""
 
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,27 @@ def test_the_conda_recipe_asks_for_what_the_project_asks_for():
     named = dict(re.findall(r"- ([\w-]+) (>=[\d.]+)", run))
     named["torch"] = named.pop("pytorch")
     assert named == {r.name: str(r.specifier) for r in map(Requirement, PROJECT["dependencies"])}
+
+
+def test_readme_links_are_absolute_for_the_package_index():
+    names = runpy.run_path(str(ROOT / "setup.py"))  # as a module, which sets nothing up
+    text = "![a](b.png) [c](d/e.md#f) [g](#h) [i](https://j.example) [![k](l.svg)](https://m.example)"
+    project = {"version": "1.2", "urls": {"Repository": "https://forge.example/khot"}}
+    assert names["with_absolute_links"](text, project) == (
+        "![a](https://forge.example/khot/raw/v1.2/b.png) [c](https://forge.example/khot/blob/v1.2/d/e.md#f) [g](#h)"
+        " [i](https://j.example) [![k](https://forge.example/khot/raw/v1.2/l.svg)](https://m.example)"
+    )
+    assert "/raw/HEAD/b.png" in names["with_absolute_links"](text, {**project, "version": "1.3.dev0"})
+    assert names["with_absolute_links"](text, {"version": "1.2"}) == text
+    readme = names["with_absolute_links"]((ROOT / "README.md").read_text(encoding="utf-8"), project)
+    assert re.findall(r"\]\((?!https?://|#)", readme) == []
+    assert PROJECT["dynamic"] == ["readme"]
+
+
+def test_the_address_of_the_repository_is_written_nowhere_else():
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/*.py"), *ROOT.glob("src/**/*.py")]
+    address = PROJECT.get("urls", {}).get("Repository")
+    assert address is None or [f.name for f in files if address in f.read_text(encoding="utf-8")] == []
 
 
 def test_contributing_names_files_that_are_there():

@@ -441,7 +441,7 @@ def test_what_would_be_a_constant_is_refused():
         return khot.capped_simplex_map(x, 2, link=ShiftedCauchy(x.sum()))
 
     assert issubclass(ShiftedCauchy, Link)
-    with pytest.raises(RuntimeError, match="take the tensors in .*ShiftedCauchy.* for constants"):
+    with pytest.raises(RuntimeError, match="treat the tensors in .*ShiftedCauchy.* as constants"):
         trace(function, X)
 
     def sizes(x, k):

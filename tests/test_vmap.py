@@ -123,7 +123,7 @@ def test_gradients_per_sample_of_perturbed_scores(case):
 
 def test_a_step_that_adapts_is_refused():
     case = next(case for case in PERTURBED if case.name == "imle_adaptive")
-    with pytest.raises(NotImplementedError, match="AdaptiveStep has one state for all, which a vmap cannot change"):
+    with pytest.raises(NotImplementedError, match="a vmap cannot change the state of an AdaptiveStep"):
         vmap(grad(lambda row: case.make(logits=row, k=2).rsample() @ WEIGHTS), randomness="different")(LOGITS)
 
 

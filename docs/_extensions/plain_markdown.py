@@ -3,7 +3,8 @@
 What a page has           what Sphinx reads
 `sigmoid_topk`            a reference to the entry of this public name
 ```python with >>>        a doctest, which is run
-examples/NAME.py          the page on which the example is shown with its output
+examples/NAME.py          the page on which the example, or the tutorial, is shown with its output
+examples                  the list of these pages
 """
 
 import re
@@ -15,28 +16,32 @@ import api_pages
 
 FENCED = re.compile(r"^( *)(```+).*?^\1\2 *$", flags=re.DOTALL | re.MULTILINE)
 SESSION = re.compile(r"^( *```)python(?=\n *>>> )", flags=re.MULTILINE)
-EXAMPLE = re.compile(r"\]\((?:\.\./)*examples/(\w+)\.py\)")
+EXAMPLE = re.compile(r"\]\((?:\.\./)+(examples|tutorials)(?:/(\w+)\.py)?\)")
 NAME = re.compile(r"(?<![`\[\w}])`((?:khot\.)?(?:\w+\.)?(\w+))`(?![`\w\]])")
 MODULE = re.compile(r"khot\.\w+")
 ORDINARY_WORDS = {"backend"}  # they mean something else where no `khot.kernels.` precedes them
 
 
-def for_sphinx(text: str, examples: str) -> str:
+def for_sphinx(text: str, up: str) -> str:
     """The text of a page, with references, doctests and links that Sphinx understands.
 
     Args:
         text: The page as it is written.
-        examples: The folder with the pages of the examples, as seen from this page.
+        up: The way from the folder of this page to that of the site.
     """
     parts, start = [], 0
     for block in FENCED.finditer(text):
-        parts += [_prose(text[start : block.start()], examples), SESSION.sub(r"\1{doctest}", block[0])]
+        parts += [_prose(text[start : block.start()], up), SESSION.sub(r"\1{doctest}", block[0])]
         start = block.end()
-    return "".join([*parts, _prose(text[start:], examples)])
+    return "".join([*parts, _prose(text[start:], up)])
 
 
-def _prose(text: str, examples: str) -> str:
-    return NAME.sub(_reference, EXAMPLE.sub(rf"]({examples}/\1)", text))
+def _prose(text: str, up: str) -> str:
+    def link(match: re.Match[str]) -> str:
+        folder, page = match.groups()
+        return f"]({up}{folder}/{page or 'index.rst'})"
+
+    return NAME.sub(_reference, EXAMPLE.sub(link, text))
 
 
 def _reference(match: re.Match[str]) -> str:
@@ -53,7 +58,7 @@ def _reference(match: re.Match[str]) -> str:
 
 def _read(app: Sphinx, page: str, content: list[str]) -> None:
     if Path(app.env.doc2path(page)).suffix == ".md":
-        content[0] = for_sphinx(content[0], "../" * page.count("/") + "examples")
+        content[0] = for_sphinx(content[0], "../" * page.count("/"))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

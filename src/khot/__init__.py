@@ -1,10 +1,10 @@
 """Learning with k-hot vectors (choose k of n) in PyTorch and Pyro.
 
-Scores become inclusion probabilities by a relaxation, those become k-hot vectors by a sampling design, and an estimator
-carries gradients back to the scores. Every relaxation works with every design and every estimator.
+A relaxation turns scores into inclusion probabilities, a sampling design turns these into k-hot vectors, and an
+estimator carries gradients back to the scores. Every relaxation works with every design and every estimator.
 
-The public names are those that the subpackages list in their ``__all__``. What is built on Pyro is imported at first
-use, so that ``import khot`` and the relaxed maps need torch only.
+The public names are those that the subpackages list in their ``__all__``. Everything that is built on Pyro is imported
+at first use, so that ``import khot`` and the relaxed maps need torch only.
 """
 
 from importlib import import_module, metadata
@@ -34,7 +34,7 @@ _ELSEWHERE = {
 
 try:
     __version__ = metadata.version("khot")
-except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+except metadata.PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0+unknown"
 
 
@@ -49,13 +49,13 @@ def _load(package: str, wanted: str) -> ModuleType:
 
 
 def _names(*subpackages: str) -> list[str]:
-    """The subpackages of torch and these ones, and what they list; `constraints` is used by its name."""
+    """The subpackages that need torch only and these ones, with the names they list; `constraints` is used by name."""
     packages = [losses, relaxations, *(_load(name, wanted="__all__") for name in subpackages)]
     listed = [name for package in packages for name in package.__all__]
     return sorted({*listed, "constraints", "losses", "relaxations", *subpackages})
 
 
-if not TYPE_CHECKING:  # to a type checker every name would be one of khot's
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name in _BY_NAME:
@@ -80,7 +80,7 @@ if not TYPE_CHECKING:  # to a type checker every name would be one of khot's
 
 
 def __dir__() -> list[str]:
-    """What can be imported here: ``inspect.getmembers`` and completion in a shell look at all of it."""
+    """The names that can be imported: ``inspect.getmembers`` and completion in a shell try all of them."""
     try:
         names = _names(*_BUILT_ON_PYRO)
     except ModuleNotFoundError:  # no Pyro

@@ -1,4 +1,4 @@
-"""What the modules have in common: buffers that keep their dtype, and numbers that may be assigned at any time."""
+"""The shared part of the modules: buffers that keep their dtype, and numbers that may be assigned at any time."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -13,10 +13,10 @@ from khot._torch_internals import is_exporting
 class Module(torch.nn.Module):
     """A module whose state survives casts and whose numbers may change.
 
-    * Casts such as ``module.bfloat16()`` reach the parameters alone. Buffers keep their dtype, because a running
-      average in half precision stands still as soon as its steps are smaller than the spacing of the numbers.
-    * An attribute that is named in ``numbers`` may be assigned at any time. A compiled graph takes it for a constant
-      until it changes, and reads it from a tensor from then on, so that annealing it costs one recompilation.
+    * Casts such as ``module.bfloat16()`` change only parameters. Buffers keep their dtype, because a running average in
+      half precision stops as soon as its steps are smaller than the spacing of the numbers.
+    * An attribute named in ``numbers`` may be assigned at any time. A compiled graph treats it as a constant until it
+      changes, and reads it from a tensor from then on, so annealing it costs one recompilation.
     * State dictionaries in which a parameter of shape (1,) has no axes can be loaded.
     """
 
@@ -24,20 +24,20 @@ class Module(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._changed: dict[str, Tensor] = {}  # the numbers that were assigned anew, for compiled graphs
+        self._changed: dict[str, Tensor] = {}  # numbers that were assigned since construction, for compiled graphs
 
     def checked(self, name: str, value: Any) -> Any:
-        """The value for an attribute in ``numbers``, or an error if it is none."""
+        """The checked value for an attribute in ``numbers``; raises if it is invalid."""
         return value
 
     def number(self, name: str) -> Any:
-        """An attribute in ``numbers``; in a compiled graph a tensor, if it has changed since the module was made."""
+        """An attribute in ``numbers``; in a compiled graph a tensor, if it has changed since construction."""
         if torch.compiler.is_compiling() and not is_exporting() and name in self._changed:
             return self._changed[name]
         return getattr(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.numbers and not isinstance(value, Parameter):  # which FSDP exchanges for its shards
+        if name in self.numbers and not isinstance(value, Parameter):  # FSDP replaces the parameter by its shards
             value = self.checked(name, value)
             if isinstance(value, (int, float)) and (name in self._changed or self.__dict__.get(name, value) != value):
                 dtype = torch.int64 if isinstance(value, int) else torch.float64
@@ -67,5 +67,5 @@ class Module(torch.nn.Module):
 
 
 def as_scalar(parameter: Tensor) -> Tensor:
-    """A parameter of shape (1,), the smallest that FSDP takes, as a tensor without axes; any other as it is."""
+    """A parameter of shape (1,), the smallest that FSDP accepts, as a tensor without axes; any other as it is."""
     return parameter.reshape(()) if parameter.shape == (1,) else parameter

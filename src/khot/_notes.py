@@ -1,4 +1,4 @@
-"""What several docstrings have to say in the same words."""
+"""Text that several docstrings share."""
 
 import inspect
 from typing import Any, TypeVar
@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 Member = TypeVar("Member", bound=Any)
 
 BETWEEN_VERTICES = """\
-Pathwise gradients feel f between the k-hot vectors: two losses that agree on every one of them can have gradients of
-opposite worth. Write f linear in x where it can be, such as ``X diag(x) Xᵀ`` in place of ``(X * x)(X * x)ᵀ``, in
-which x is squared and units that are out get no signal; :func:`~khot.finite_difference` and
-:func:`~khot.score_function` do not depend on it."""
+Pathwise gradients depend on f between k-hot vectors: of two losses that agree on every k-hot vector, one can give good
+gradients and the other useless ones. Write f linear in x if possible, such as ``X diag(x) Xᵀ`` in place of
+``(X * x)(X * x)ᵀ``, in which x is squared and units that are out get no signal. :func:`~khot.finite_difference` and
+:func:`~khot.score_function` do not depend on how f is written."""
 
 
 def feels_between_vertices(member: Member) -> Member:
-    """Puts :data:`BETWEEN_VERTICES` into a docstring, before its list of arguments."""
-    if member.__doc__:  # python -OO leaves none
+    """Inserts :data:`BETWEEN_VERTICES` into a docstring, before its list of arguments."""
+    if member.__doc__:  # python -OO removes docstrings
         member.__doc__ = inspect.cleandoc(member.__doc__).replace("\nArgs:\n", f"\n{BETWEEN_VERTICES}\n\nArgs:\n", 1)
     return member

@@ -1,4 +1,4 @@
-"""What khot needs of torch that torch does not promise, in one place: a release that moves it is met here."""
+"""Everything that khot uses of torch without a promise of stability, in one place, where new releases are handled."""
 
 import inspect
 import sys
@@ -47,10 +47,10 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_C: Any = torch._C  # which has no annotation of what sets the state of a trace
+_C: Any = torch._C  # the functions that set the state of a trace are not annotated
 _KEYS = torch._C._TorchDispatchModeKey
 _TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
-# What is on and off in torch's dispatcher for code that nobody traces or transforms.
+# The state of torch's dispatcher for code that is neither traced nor transformed.
 _EAGER = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 
@@ -63,7 +63,7 @@ def is_wrapped(tensor: Tensor) -> bool:
 
 
 def is_mapped(tensor: Tensor) -> bool:
-    """Whether this is many tensors inside of a vmap."""
+    """Whether this tensor represents many tensors inside a vmap."""
     while functorch.is_functorch_wrapped_tensor(tensor):
         if functorch.is_batchedtensor(tensor):
             return True
@@ -72,12 +72,12 @@ def is_mapped(tensor: Tensor) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether this runs inside of a transform of torch.func, in which a new tensor may be one of many, too."""
+    """Whether this runs inside a transform of torch.func, in which a new tensor may be one of many, too."""
     return functorch.peek_interpreter_stack() is not None
 
 
 def runs_unwatched() -> bool:
-    """Whether no transform, tracer or dispatch mode is at work; not to be asked under Dynamo."""
+    """Whether no transform, tracer or dispatch mode is active; must not be called under Dynamo."""
     return (
         not torch._C._len_torch_dispatch_stack()
         and functorch.peek_interpreter_stack() is None
@@ -85,12 +85,12 @@ def runs_unwatched() -> bool:
     )
 
 
-# torch 2.6 asks `all`, which vmap refuses.
+# torch 2.6 uses `all`, which vmap refuses.
 _VALIDATES_MAPPED = "_is_all_true" in Distribution.__init__.__code__.co_names
 
 
 def validates(*tensors: Tensor) -> bool:
-    """Whether checks of ``torch.distributions`` can look at these tensors; of a vmap newer versions can."""
+    """Whether checks of ``torch.distributions`` can read these tensors; newer versions can inside a vmap."""
     return _VALIDATES_MAPPED or not any(map(is_mapped, tensors))
 
 
@@ -98,25 +98,25 @@ _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # looked up once
 
 
 def no_view(x: Tensor) -> Tensor:
-    """The same numbers, as a tensor into which users may write: not into views that a Function has made itself."""
+    """The same numbers as a tensor that users may write to; autograd forbids writes to views made inside a Function."""
     return alias(x) if x._is_view() else x
 
 
 def alias(x: Tensor) -> Tensor:
-    """The same numbers as another tensor, which autograd does not take for a view."""
+    """The same numbers as another tensor, which autograd does not treat as a view."""
     return cast(Tensor, _UNSAFE_VIEW(x, x.shape))
 
 
 def version_of(x: Tensor) -> int | None:
-    """How often x was written into; None if that is not counted, as in graphs and in inference mode."""
+    """How often x was written to; None if that is not counted, as in graphs and in inference mode."""
     return None if torch.compiler.is_compiling() or x.is_inference() else x._version
 
 
 def has_memory(argument: Any) -> bool:
-    """Whether a function can read the memory of this tensor as its numbers; True of what is no tensor.
+    """Whether a function can read the memory of this tensor as its numbers; True for anything that is not a tensor.
 
-    It cannot if the tensor is of a subclass, sparse, nested, without data or wrapped by a transform, nor if it has the
-    negative bit: the memory then holds the negatives of the numbers until torch's dispatcher resolves it.
+    It cannot if the tensor is of a subclass, sparse, nested, without data, wrapped by a transform, or has the negative
+    bit: the memory then contains the negated numbers until torch's dispatcher resolves it.
     """
     kind = type(argument)
     if kind is not Tensor and kind is not Parameter:
@@ -137,21 +137,21 @@ def is_shape_only(tensor: Tensor) -> bool:
 
 
 def is_traced_by_mode() -> bool:
-    """Whether one of these modes runs without data, or writes down a program."""
+    """Whether a mode is active that runs without data or records a program."""
     if not torch._C._len_torch_dispatch_stack():
         return False
     return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
 
 
 def writes_program() -> bool:
-    """Whether a mode writes down the operations that it sees."""
+    """Whether a mode records the operations that it sees."""
     return torch._C._get_dispatch_mode(_KEYS.PROXY) is not None
 
 
 def recorder() -> object | None:
-    """What writes down operations now, a trace of ``torch.jit`` or a program of ``make_fx``; None if nothing does.
+    """The current recording, a trace of ``torch.jit`` or a program of ``make_fx``; None if there is none.
 
-    Two calls return the same object only within one recording. Dynamo has no such object.
+    Two calls return the same object only within one recording. For Dynamo there is no such object.
     """
     if torch.compiler.is_compiling():
         return None
@@ -161,7 +161,7 @@ def recorder() -> object | None:
 
 @contextmanager
 def outside_trace() -> Iterator[None]:
-    """``torch.jit.trace`` records nothing in this block; tensors made in it are constants to the trace."""
+    """In this context ``torch.jit.trace`` records nothing; tensors made here are constants to the trace."""
     state = _C._get_tracing_state()
     _C._set_tracing_state(None)
     try:
@@ -171,14 +171,14 @@ def outside_trace() -> Iterator[None]:
 
 
 def overrides_torch_functions(kind: type) -> bool:
-    """Whether a subclass of tensors has functions of its own in place of torch's."""
+    """Whether a subclass of tensors replaces torch's functions by its own."""
     return kind.__torch_function__ is not torch._C._disabled_torch_function_impl  # type: ignore[attr-defined]
 
 
 def count_as_constant(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: Dynamo calls this function while it traces, and takes the result for a constant.
+    """Decorator: Dynamo runs this function while tracing and bakes in the result.
 
-    As ``torch.compiler.assume_constant_result``, which imports the compiler, a second or two, to say so.
+    Like ``torch.compiler.assume_constant_result``, which takes a second or two to import the compiler.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -186,19 +186,19 @@ def count_as_constant(function: Callable[P, R]) -> Callable[P, R]:
 
 @count_as_constant
 def is_exporting() -> bool:
-    """Whether ``torch.export`` is at work; False before torch 2.7, which does not tell."""
+    """Whether ``torch.export`` is active; False before torch 2.7, which does not tell."""
     return bool(getattr(torch.compiler, "is_exporting", bool)())
 
 
 @count_as_constant
 def writes_onnx() -> bool:
-    """Whether this is traced by ``torch.onnx.export``; its public function imports all of the exporter."""
+    """Whether ``torch.onnx.export`` traces this; torch's public function imports the whole exporter."""
     flags = sys.modules.get("torch.onnx._internal.exporter._flags")
     return flags is not None and bool(flags._is_onnx_exporting)
 
 
 def with_known_sequences(function: Callable[P, R]) -> Callable[P, R]:
-    """The function with ``typing.Sequence`` in its annotations: torch 2.6 knows no other one in schemas."""
+    """The function with ``typing.Sequence`` in its annotations, the only one that torch 2.6 accepts in schemas."""
     signature = inspect.signature(function)
     parameters = [
         parameter.replace(annotation=typing.Sequence[int]) if parameter.annotation == Sequence[int] else parameter
@@ -209,7 +209,7 @@ def with_known_sequences(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def eager_dispatcher() -> AbstractContextManager[Any]:
-    """For what runs below the dispatcher: who called has switched off parts that transforms in it need."""
+    """For code below the dispatcher: the caller has switched off parts of it that transforms inside need."""
     guard: AbstractContextManager[Any] = torch._C._ForceDispatchKeyGuard(*_EAGER)
     return guard
 
@@ -223,7 +223,7 @@ def in_forward_mode() -> bool:
 
 
 def nested_forward_mode() -> AbstractContextManager[Any]:
-    """Forward mode inside of a ``jvp``, where torch switches it off."""
+    """Forward mode inside a ``jvp``, where torch switches it off."""
     return forward_ad._set_fwd_grad_enabled(True)
 
 
@@ -231,14 +231,14 @@ def nested_forward_mode() -> AbstractContextManager[Any]:
 
 
 def apply_untransformed(function: type[Function], *args: Any) -> Any:
-    """``function.apply`` of all its arguments, outside of transforms of torch.func.
+    """``function.apply`` with all its arguments, outside transforms of torch.func.
 
-    Without the look for such transforms, and without the search by ``inspect`` for arguments left out, which takes
-    longer than a few operations on small tensors.
+    It skips the test for such transforms, and the search by ``inspect`` for missing arguments, which takes longer than
+    a few operations on small tensors.
     """
     return super(Function, function).apply(*args)  # type: ignore[misc]
 
 
 def all_true(condition: Tensor) -> bool:
-    """Whether a condition holds everywhere; inside a vmap for all of the batch, which it has a rule for."""
+    """Whether a condition holds everywhere; inside a vmap for the whole batch, by a batching rule."""
     return bool(torch._is_all_true(condition))

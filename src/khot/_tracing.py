@@ -1,16 +1,15 @@
-"""Functions whose steps depend on the contents of tensors, as single operations to those who watch from outside.
+"""Functions whose steps depend on the contents of tensors, as single operations to tracers.
 
-``torch.jit.trace``, by which Pyro's JitTrace losses run, records operations on tensors and takes everything else for
-constant: how many steps a search took, which nodes a rule chose, what a comparison gave. So what searches, draws or
-checks is recorded as one operation, which runs the Python function again whenever the trace runs, on the new contents,
-with fresh random numbers and with the gradients that it has. Such a trace cannot be saved, as torch then says;
-``torch.export`` makes programs that can.
+``torch.jit.trace``, on which Pyro's JitTrace losses are based, records operations on tensors and treats everything else
+as constant: the number of steps of a search, the nodes that a rule chose, the result of a comparison. Therefore
+anything that searches, draws or checks is recorded as one operation. It runs the Python function again whenever the
+trace runs, on the new contents, with fresh random numbers and with its gradients. Such a trace cannot be saved, as
+torch then reports; ``torch.export`` makes programs that can.
 
-Subclasses of tensors that override torch's functions, such as those by which Pyro's TraceGraph_ELBO finds out what
-depends on what, get whole calls as well, on plain tensors inside: a Function that is given the subclass itself loses
-the gradient.
+Tensor subclasses that override torch's functions, such as those by which Pyro's TraceGraph_ELBO tracks dependencies,
+also receive whole calls, which run on plain tensors: a Function that is given the subclass itself loses the gradient.
 
-The same calls are computed on the host where a device, such as Apple's, has no float64: thresholds need it.
+The same calls run on the host if a device, such as Apple's, has no float64, which thresholds need.
 """
 
 import functools
@@ -42,7 +41,7 @@ R = TypeVar("R")
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator for checks: what they look at, a trace neither records nor warns of."""
+    """Decorator for checks: a trace neither records the contents that they read nor warns about it."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -55,7 +54,7 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def shape_of(x: Tensor) -> torch.Size:
-    """The shape in integers, for a trace constants: it is for inputs of the same shape."""
+    """The shape as integers, which are constants for a trace: it is valid for inputs of the same shape."""
     if not is_tracing():
         return x.shape
     with outside_trace():
@@ -64,15 +63,15 @@ def shape_of(x: Tensor) -> torch.Size:
 
 @untraced
 def broadcast_shapes(*shapes: SizeLike) -> torch.Size:
-    """As torch's, of shapes in integers, and so in integers.
+    """Like torch's function, but for shapes of integers, and faster.
 
-    One call of torch's costs as much as ten operations on small tensors, and the first one in a process imports SymPy:
-    it is for shapes with symbols.
+    A call of torch's costs as much as ten operations on small tensors, and the first one in a process imports SymPy. It
+    is used only for shapes with symbols.
     """
     if torch.compiler.is_compiling():
         return torch.broadcast_shapes(*shapes)
     lengths = [length for shape in shapes for length in shape]
-    if any(isinstance(length, Tensor) for length in lengths):  # those of a tensor that torch.jit traces
+    if any(isinstance(length, Tensor) for length in lengths):  # lengths of a tensor that torch.jit traces
         shapes = tuple(torch.Size(map(int, shape)) for shape in shapes)
     elif not all(type(length) is int for length in lengths):
         return torch.broadcast_shapes(*shapes)
@@ -90,7 +89,7 @@ def _broadcast_integers(shapes: tuple[SizeLike, ...]) -> torch.Size:
     return torch.Size(found)
 
 
-WITHOUT_FLOAT64 = {"mps"}  # types of devices
+WITHOUT_FLOAT64 = {"mps"}  # device types
 
 
 def has_float64(x: Tensor) -> bool:
@@ -106,9 +105,9 @@ def one_operation(function: Callable[..., Any] | None = None, *, needs_float64: 
     """Decorator: a trace records a call as one operation, which calls the function again whenever the trace runs.
 
     Tensors are found among the arguments, in containers, partial functions and distributions; every other argument is
-    a constant. The result is a tensor or a tuple of tensors, random ones without a gradient.
+    a constant. The result is a tensor or a tuple of tensors; random ones must have no gradient.
 
-    Tensors of a device without float64 are brought to the host and the result back, unless the function needs none.
+    Tensors on a device without float64 are moved to the host and the result back, unless the function does not need it.
     """
     if function is None:
         return functools.partial(one_operation, needs_float64=needs_float64)
@@ -126,20 +125,20 @@ def one_operation(function: Callable[..., Any] | None = None, *, needs_float64: 
 
 
 def is_one_operation(args: tuple[Any, ...], kwargs: dict[str, Any], needs_float64: bool = True) -> bool:
-    """Whether :func:`one_operation` does anything else with a call than to run it; not to be asked under Dynamo.
+    """Whether :func:`one_operation` does anything more than run a call; must not be called under Dynamo.
 
-    That is for a trace, for subclasses of tensors that override torch's functions, and for devices without float64.
+    This is so in a trace, for tensor subclasses that override torch's functions, and on devices without float64.
     """
     return (needs_float64 and is_moved_to_host(args, kwargs)) or is_tracing() or _overridden(args, kwargs)
 
 
 def is_moved_to_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call that needs float64 is computed on the host, as a device has none."""
+    """Whether a call that needs float64 runs on the host because its device has none."""
     return _device_without_float64(args, kwargs) is not None
 
 
 def _device_without_float64(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
-    """The device of the first tensor that is on such a device."""
+    """The device without float64 of the first tensor that is on one."""
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor) and not has_float64(value):
             return value.device
@@ -147,7 +146,7 @@ def _device_without_float64(args: tuple[Any, ...], kwargs: dict[str, Any]) -> to
 
 
 def _on_host(call: Callable[..., Any], device: torch.device, tensors: list[Tensor]) -> Any:
-    """The call on the host; its result on the device, in single precision where it is in double precision."""
+    """The call on the host, with its result back on the device, where double precision becomes single."""
     result = call(*(x.cpu() for x in tensors))
     back = tuple((y.float() if y.dtype == torch.float64 else y).to(device) for y in _as_tuple(result))
     return back if isinstance(result, tuple) else back[0]
@@ -159,11 +158,11 @@ def _overridden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def overrides_functions(*values: Any) -> bool:
-    """Whether one of the values is of a subclass of tensors that overrides torch's functions.
+    """Whether one of the values is a tensor of a subclass that overrides torch's functions.
 
-    A design says in its attribute ``overridden`` whether one of its parameters does.
+    The attribute ``overridden`` of a design tells whether one of its parameters is.
     """
-    if not has_torch_function(values):  # which a mode, such as that of a default device, makes true for all
+    if not has_torch_function(values):  # modes, such as that of a default device, make this true for all
         return False
     special = (type(x) for x in values if isinstance(x, Tensor) and type(x) is not Tensor)
     return any(map(overrides_torch_functions, special))
@@ -176,13 +175,13 @@ def _run(call: Callable[..., Any], *tensors: Tensor) -> Any:
 
 
 class _Slot(NamedTuple):
-    """The place of a tensor."""
+    """A placeholder for a tensor."""
 
     at: int
 
 
 class _State(NamedTuple):
-    """An object, by its class and what stands in for its attributes."""
+    """An object, represented by its class and by templates of its attributes."""
 
     kind: type
     attributes: dict[str, Any]
@@ -203,7 +202,7 @@ def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
     if type(value) in (tuple, list) or hasattr(value, "_fields"):
         return _sequence(type(value), [_without_tensors(part, tensors) for part in value])
     if not callable(value) and any(isinstance(part, Tensor) for part in getattr(value, "__dict__", {}).values()):
-        raise RuntimeError(f"a trace would take the tensors in {value!r} for constants: give them as arguments")
+        raise RuntimeError(f"a trace would treat the tensors in {value!r} as constants: pass them as arguments")
     return value
 
 
@@ -231,7 +230,7 @@ def _with_tensors(template: Any, tensors: tuple[Tensor, ...]) -> Any:
 
 
 class _Call:
-    """A call of a function, to which the tensors are missing."""
+    """A call of a function that still lacks its tensors."""
 
     def __init__(self, function: Callable[..., Any], template: Any) -> None:
         self.function, self.template = function, template
@@ -241,11 +240,11 @@ class _Call:
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return self.function.__qualname__  # traces of one function are compared by what they print
+        return self.function.__qualname__  # traces of one function are compared by their printed form
 
 
 class _Derivative:
-    """The derivative of a call: from its tensors and the cotangents of its result to cotangents of the tensors."""
+    """The derivative of a call: maps its tensors and the cotangents of its result to cotangents of the tensors."""
 
     def __init__(self, call: Callable[..., Any], wanted: list[int], given: list[int], count: int) -> None:
         self.call, self.wanted, self.given, self.count = call, wanted, given, count
@@ -254,7 +253,7 @@ class _Derivative:
         tensors, cotangents = list(values[: self.count]), values[self.count :]
         with torch.enable_grad():
             for i in self.wanted:
-                x = tensors[i]  # a view, as one of the tensors may have been made of another
+                x = tensors[i]  # a view, because one of the tensors may have been computed from another
                 tensors[i] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
             outputs = _as_tuple(self.call(*tensors))
             return torch.autograd.grad(
@@ -274,13 +273,13 @@ def _as_tuple(result: Any) -> tuple[Tensor, ...]:
 
 
 def _generator_states(tensors: tuple[Tensor, ...]) -> list[Tensor]:
-    """Those of torch's own generators, which show whether numbers were drawn."""
+    """The states of torch's own generators, which show whether numbers were drawn."""
     devices = {x.device for x in tensors if x.device.type not in ("cpu", "meta")}
     return [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in devices)]
 
 
 class _Operation(Function):
-    """Calls a function of tensors; in a trace a Function is one operation, which runs by ``apply``."""
+    """Calls a function of tensors. In a trace, a Function is one operation, which runs by ``apply``."""
 
     @classmethod
     def apply(cls, call: Callable[..., Any], *tensors: Tensor) -> Any:
@@ -296,14 +295,14 @@ class _Operation(Function):
             ctx.call, ctx.given = call, [i for i, y in enumerate(_as_tuple(outputs)) if y.requires_grad]
             values = [y.detach() for y in _as_tuple(outputs)]
         ctx.save_for_backward(*tensors)
-        values = [y.clone() for y in values]  # the trace wants to see where outputs come from
+        values = [y.clone() for y in values]  # the trace must see where outputs come from
         ctx.mark_non_differentiable(*(y for i, y in enumerate(values) if i not in ctx.given))
         return tuple(values) if isinstance(outputs, tuple) else values[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.draws:
-            raise RuntimeError(f"{ctx.call} draws random numbers: take its gradient outside of the traced function")
+            raise RuntimeError(f"{ctx.call} draws random numbers: take its gradient outside the traced function")
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
         derivative = _Derivative(ctx.call, wanted, ctx.given, len(ctx.saved_tensors))
         found = _run(derivative, *ctx.saved_tensors, *(grads[i] for i in ctx.given))

@@ -1,4 +1,4 @@
-"""Argument checks shared by the packages: what is checked when, and in which words."""
+"""Argument checks shared by the packages, which define when a check runs and how its error is worded."""
 
 import math
 import operator
@@ -15,9 +15,9 @@ from ._tracing import untraced
 
 
 def has_contents(*tensors: Tensor) -> bool:
-    """Whether there are numbers in these tensors, rather than a shape only, as a compiler and ``FakeTensorMode`` see.
+    """Whether these tensors contain numbers, rather than only a shape, as under a compiler and ``FakeTensorMode``.
 
-    Also of a tensor that a transform of torch.func wraps, where not everything lets Python look at them.
+    True also for a tensor wrapped by a transform of torch.func, although Python cannot always read it.
     """
     if torch.compiler.is_compiling() or is_traced_by_mode():
         return False
@@ -25,47 +25,47 @@ def has_contents(*tensors: Tensor) -> bool:
 
 
 def is_dry_run(*tensors: Tensor) -> bool:
-    """Whether only the shape of a result is asked for: of meta or fake tensors, and nobody records how it comes."""
+    """Whether only the shape of a result is needed: for meta or fake tensors, when nothing records the operations."""
     if torch.compiler.is_compiling() or writes_program():
         return False
     return any(map(is_shape_only, tensors))
 
 
 def can_look(*tensors: Tensor) -> bool:
-    """Whether plain Python code may let the contents decide: not under a tracer or a transform of torch.func."""
-    if torch.compiler.is_compiling() or is_traced_by_mode() or is_tracing():  # Dynamo knows the first only
+    """Whether plain Python code may depend on the contents: not under a tracer or a transform of torch.func."""
+    if torch.compiler.is_compiling() or is_traced_by_mode() or is_tracing():  # Dynamo knows only the first
         return False
     return all(map(has_memory, tensors)) or not any(is_wrapped(x) or is_shape_only(x) for x in tensors)
 
 
 def checks_contents(tensor: Tensor) -> bool:
-    """Whether to look at the contents of this tensor.
+    """Whether to check the contents of this tensor.
 
-    Always on a CPU; elsewhere, where a look stalls the device, only while validation is on
+    Always on a CPU; elsewhere, where reading contents stalls the device, only while validation is on
     (``torch.distributions.Distribution.set_default_validate_args``).
     """
     return tensor.device.type == "cpu" or (Distribution._validate_args and not tensor.is_meta)
 
 
 def looks_at_contents(*tensors: Tensor) -> bool:
-    """:func:`checks_contents` for plain Python code, which under tracing and torch.func transforms cannot look."""
+    """:func:`checks_contents` for plain Python code, which cannot read contents in traces and torch.func transforms."""
     return can_look(*tensors) and all(map(checks_contents, tensors))
 
 
 def is_finite(x: Tensor) -> bool:
-    """Whether the contents of a tensor are certainly finite, by one reduction; a sum that overflows is no proof."""
+    """Whether the contents of a tensor are certainly finite, by one reduction; a sum that overflows proves nothing."""
     return math.isfinite(x.detach().sum().item())
 
 
 def tensors_among(*values: Any) -> list[Tensor]:
-    """Those of the arguments that are tensors rather than numbers."""
+    """The arguments that are tensors rather than numbers."""
     return [value for value in values if isinstance(value, Tensor)]
 
 
 def check_strided(name: str, value: Any, *, are_scores: bool = False, reads_layouts: bool | None = None) -> None:
-    """A tensor is neither sparse nor nested: rows have all their entries, as many as each other.
+    """Checks that a tensor is neither sparse nor nested: rows must have all their entries, and equal lengths.
 
-    ``reads_layouts`` says whether to look, if the caller knows; Dynamo refuses to read a layout in a backward.
+    ``reads_layouts`` tells whether to check, if the caller knows; Dynamo refuses to read a layout in a backward pass.
     """
     looks = not torch.compiler.is_compiling() if reads_layouts is None else reads_layouts
     if not looks or not isinstance(value, Tensor):
@@ -76,11 +76,11 @@ def check_strided(name: str, value: Any, *, are_scores: bool = False, reads_layo
             f"`{name}` must not be a nested tensor: pad its rows by torch.nested.to_padded_tensor({name}, {padding}"
         )
     if value.layout != torch.strided:
-        raise TypeError(f"`{name}` must be a dense tensor, but got the layout {value.layout}: give {name}.to_dense()")
+        raise TypeError(f"`{name}` must be a dense tensor, but got the layout {value.layout}: pass {name}.to_dense()")
 
 
 def check_scores(x: Any, dim: Any, *, joint: bool = False, reads_layouts: bool | None = None) -> None:
-    """``x`` is a real floating tensor that has the axis ``dim``, or the axes, where they may be taken as ``joint``."""
+    """Checks for a real floating-point tensor ``x`` with the axis ``dim``, or with several axes if ``joint``."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`x` must be a torch.Tensor, but got {type(x).__name__}")
     check_strided("x", x, are_scores=True, reads_layouts=reads_layouts)
@@ -100,7 +100,7 @@ def check_scores(x: Any, dim: Any, *, joint: bool = False, reads_layouts: bool |
 
 
 def _check_axes(x: Tensor, dim: tuple[Any, ...]) -> None:
-    """At least one axis of x, none of them twice."""
+    """Checks for one or more different axes of x."""
     if not all(map(is_int, dim)):
         raise TypeError(f"`dim` must be an int or a tuple of ints, but got {dim!r}")
     inside = all(-x.dim() <= axis < x.dim() for axis in dim)
@@ -129,7 +129,7 @@ def _check_broadcasts(name: str, value: Tensor, x: Tensor, batch_shape: torch.Si
 def check_k(
     k: float | Tensor, x: Tensor, batch_shape: torch.Size, n: int, *, reads_layouts: bool | None = None
 ) -> None:
-    """``k`` is a number in [0, n] or a tensor that broadcasts with the batch; a tensor's contents are not looked at."""
+    """Checks that ``k`` is a number in [0, n], or a tensor that broadcasts with the batch, without reading contents."""
     if isinstance(k, Tensor):
         _check_broadcasts("k", k, x, batch_shape, reads_layouts)
     elif not _is_number(k):
@@ -142,19 +142,19 @@ _SINGLE, _DOUBLE = ((torch.finfo(dtype).tiny, torch.finfo(dtype).max) for dtype 
 
 
 def softness_limits(dtype: torch.dtype) -> tuple[float, float]:
-    """Smallest and largest softness for scores of this dtype: the normal numbers of the dtype that it computes in."""
+    """Smallest and largest softness for scores of this dtype: the normal numbers of the dtype of the computation."""
     return _DOUBLE if dtype == torch.float64 else _SINGLE
 
 
 def softness_error(name: str, value: float, dtype: torch.dtype) -> str:
-    """What is wrong with a softness outside :func:`softness_limits`."""
+    """The error message for a softness outside :func:`softness_limits`."""
     if not 0 < value < math.inf:
         return f"`{name}` must be positive and finite, but got {value:g}"
     low, high = softness_limits(dtype)
     return f"`{name}` must lie in [{low:g}, {high:g}] for `x` of dtype {dtype}, but got {value:g}"
 
 
-# Advice on a softness of 0 or -1: torch.topk has the axis in its place.
+# Advice for a softness of 0 or -1, since torch.topk has the axis in this position.
 DIM_IS_A_KEYWORD = "; the axis is the keyword `dim`, as in dim=-1"
 
 
@@ -167,16 +167,16 @@ def check_softness(
     advice: str = DIM_IS_A_KEYWORD,
     reads_layouts: bool | None = None,
 ) -> None:
-    """The softness is a number within its limits or a tensor that broadcasts with the batch, contents not looked at.
+    """Checks for a number within its limits, or a tensor that broadcasts with the batch, whose contents are not read.
 
-    The ``advice`` follows the error message for a number that is not positive.
+    ``advice`` is appended to the error message for a number that is not positive.
     """
     if isinstance(value, Tensor):
         _check_broadcasts(name, value, x, batch_shape, reads_layouts)
         return
     if not _is_number(value):
         raise TypeError(f"`{name}` must be a real number or a torch.Tensor, but got {type(value).__name__}")
-    number: Any = value  # that of a compiler stays one; NumPy's scalars become Python's
+    number: Any = value  # a compiler's number stays symbolic; NumPy's scalars become Python's
     number = number if isinstance(number, (torch.SymInt, torch.SymFloat)) else float(number)
     low, high = softness_limits(x.dtype)
     if not low <= number <= high:
@@ -184,7 +184,7 @@ def check_softness(
 
 
 def check_softness_contents(name: str, value: Tensor, dtype: torch.dtype) -> None:
-    """All numbers of a tensor are within the limits for scores of this dtype."""
+    """Checks that all numbers of a tensor are within the limits for scores of this dtype."""
     low, high = softness_limits(dtype)
     wrong = value.detach()[~((value >= low) & (value <= high))]
     if wrong.numel():
@@ -192,7 +192,7 @@ def check_softness_contents(name: str, value: Tensor, dtype: torch.dtype) -> Non
 
 
 def size_advice(k: float | Tensor, unmasked: float) -> str:
-    """What to give instead of a k above the number of unmasked entries of some row: one for each row."""
+    """Advice for a k above the number of unmasked entries of some row: pass one k for each row."""
     if isinstance(k, Tensor):
         k = k.max().item()
     if k <= unmasked:
@@ -204,7 +204,7 @@ def size_advice(k: float | Tensor, unmasked: float) -> str:
 
 
 def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Tensor) -> None:
-    """Contents of the rows of x (..., n), where only ``-inf`` may be infinite, of ``k`` and of a tensor of softness."""
+    """Checks the contents of the rows of x (..., n), where ``-inf`` is allowed, of ``k`` and of a softness tensor."""
     if x.numel() == 0:
         return
     highest, unmasked = x.amax(-1), (x > -torch.inf).sum(-1)
@@ -216,7 +216,7 @@ def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Te
 
 
 def check_enough(x: Tensor, k: float | Tensor) -> None:
-    """Rows of x (..., n) have k entries or more that are not excluded by ``-inf``."""
+    """Checks that rows of x (..., n) have at least k entries that are not excluded by ``-inf``."""
     if x.numel():
         _check_enough((x != -torch.inf).sum(-1), k, x.shape[-1])
 
@@ -239,7 +239,7 @@ def expanded(name: str, value: Tensor, batch_shape: torch.Size) -> Tensor:
 
 
 def checked_shape(name: str, shape: Any) -> torch.Size:
-    """A tuple, list or Size of ints >= 0 as a Size; sizes of a traced or compiled tensor are not looked at."""
+    """A tuple, list or Size of ints >= 0 as a Size; sizes of a traced or compiled tensor are not checked."""
     try:
         size = torch.Size(operator.index(length) if isinstance(length, Integral) else length for length in shape)
     except (TypeError, ValueError):
@@ -251,7 +251,7 @@ def checked_shape(name: str, shape: Any) -> torch.Size:
 
 @untraced
 def checked_expansion(shape: Any, value: Tensor, batch_shape: torch.Size) -> torch.Size:
-    """A new batch shape for ``value`` of shape ``batch_shape + (...)``, which broadcasts to it."""
+    """A new batch shape for ``value`` of shape ``batch_shape + (...)``, after a check that it broadcasts to it."""
     new = checked_shape("batch_shape", shape)
     try:
         value.expand(new + value.shape[len(batch_shape) :])
@@ -263,9 +263,9 @@ def checked_expansion(shape: Any, value: Tensor, batch_shape: torch.Size) -> tor
 
 
 def checked_positive(name: str, value: Any, batch_shape: torch.Size, *, advice: str = "") -> float | Tensor:
-    """A positive finite number as it is, or a tensor expanded to the batch shape, contents not looked at.
+    """A positive finite number as it is, or a tensor expanded to the batch shape, without reading its contents.
 
-    The ``advice`` follows the error message for a number that is not positive.
+    ``advice`` is appended to the error message for a number that is not positive.
     """
     if isinstance(value, Tensor):
         if value.is_complex() or value.dtype == torch.bool:
@@ -273,7 +273,7 @@ def checked_positive(name: str, value: Any, batch_shape: torch.Size, *, advice: 
         return expanded(name, value, batch_shape)
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"`{name}` must be a real number or a tensor, but got {value!r}")
-    number = float(value)  # NumPy's numbers are real ones, too
+    number = float(value)  # NumPy's numbers count as real numbers, too
     if not 0 < number < math.inf:
         raise ValueError(f"`{name}` must be positive and finite, but got {value}{advice if number <= 0 else ''}")
     return number
@@ -288,7 +288,7 @@ def checked_count(name: str, value: Any) -> int:
 
 
 def check_generator(generator: Any, device: torch.device | None = None) -> None:
-    """``generator`` is None, or makes random numbers on this device; meta tensors have none of it, and take any."""
+    """Checks that ``generator`` is None, or is for this device; for meta tensors any generator is accepted."""
     if generator is None:
         return
     if not isinstance(generator, torch.Generator):
@@ -298,19 +298,19 @@ def check_generator(generator: Any, device: torch.device | None = None) -> None:
 
 
 def is_int(value: Any) -> bool:
-    """Whether this is an integer of Python, of NumPy or of a compiler; a bool is none."""
+    """Whether this is an integer of Python, NumPy or a compiler; a bool does not count."""
     return type(value) is int or (isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool))
 
 
 def _is_number(value: Any) -> bool:
-    """Whether this is a real number of Python, of NumPy or of a compiler; a bool is none."""
+    """Whether this is a real number of Python, NumPy or a compiler; a bool does not count."""
     if type(value) in (int, float):
         return True
     return isinstance(value, (Real, torch.SymInt, torch.SymFloat)) and not isinstance(value, bool)
 
 
 def checked_int(name: str, value: Any, what: str = "an int") -> int:
-    """An integer of Python, of NumPy (zero-dimensional arrays included) or of a compiler, but no tensor."""
+    """An integer of Python, NumPy (including zero-dimensional arrays) or a compiler, but not a tensor."""
     if isinstance(value, bool):
         raise TypeError(f"`{name}` must be {what}, but got the bool {value}")
     if isinstance(value, (int, torch.SymInt)):
@@ -321,7 +321,7 @@ def checked_int(name: str, value: Any, what: str = "an int") -> int:
 
 
 def checked_index(name: str, value: Any, what: str = "an int") -> int:
-    """What Python takes for an int: its own, NumPy's, an integer tensor of one element."""
+    """Anything that Python accepts as an int: its own, NumPy's, or an integer tensor with one element."""
     try:
         if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool):
             raise TypeError
@@ -331,7 +331,7 @@ def checked_index(name: str, value: Any, what: str = "an int") -> int:
 
 
 def check_positive_contents(name: str, value: Any) -> None:
-    """A tensor, where its contents can be looked at, holds positive finite numbers; anything else is fine here."""
+    """Checks that a tensor, if its contents can be read, contains positive finite numbers; ignores anything else."""
     if isinstance(value, Tensor) and looks_at_contents(value):
         wrong = value.detach()[~((value > 0) & (value < math.inf))]
         if wrong.numel():
@@ -339,13 +339,13 @@ def check_positive_contents(name: str, value: Any) -> None:
 
 
 def check_fraction(name: str, value: Any) -> None:
-    """A number in [0, 1)."""
+    """Checks for a number in [0, 1)."""
     if not 0 <= checked_real(name, value) < 1:
         raise ValueError(f"`{name}` must satisfy 0 <= {name} < 1, but got {value}")
 
 
 def checked_weight(name: str, value: Any) -> float:
-    """A number in (0, 1]."""
+    """A number in (0, 1], after a check."""
     number = checked_real(name, value)
     if not 0 < number <= 1:
         raise ValueError(f"`{name}` must satisfy 0 < {name} <= 1, but got {value}")
@@ -353,26 +353,26 @@ def checked_weight(name: str, value: Any) -> float:
 
 
 def check_share(name: str, value: Any) -> None:
-    """A number in [0, 1]."""
+    """Checks for a number in [0, 1]."""
     if not 0 <= checked_real(name, value) <= 1:
         raise ValueError(f"`{name}` must satisfy 0 <= {name} <= 1, but got {value}")
 
 
 def checked_real(name: str, value: Any, what: str = "a real number") -> float:
-    """A real number, of Python or of NumPy, as Python's int or float."""
+    """A real number of Python or NumPy, as Python's int or float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"`{name}` must be {what}, but got {value!r}")
     return operator.index(value) if isinstance(value, Integral) else float(value)
 
 
 def check_flag(name: str, value: Any, *, optional: bool = False) -> None:
-    """True or False, Python's or NumPy's; or None if that stands for a default."""
+    """Checks for True or False, Python's or NumPy's, or for None if that is the default."""
     if type(value).__name__ not in ("bool", "bool_") and not (optional and value is None):
         raise TypeError(f"`{name}` must be True or False{' or None' if optional else ''}, but got {value!r}")
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str], *, optional: bool = False) -> None:
-    """One of a few strings, or None if that is a choice, too."""
+    """Checks for one of a few strings, or for None if that is a choice, too."""
     if optional and value is None:
         return
     choices = list(choices)
@@ -382,7 +382,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str], *, optional: boo
 
 
 def described(value: Any, of: type) -> str:
-    """What was given instead of an instance of a class: the name of its type, or of the class that was not called."""
+    """A description of what was passed instead of an instance: its type, or a class that was not called."""
     if not isinstance(value, type):
         return type(value).__name__
     advice = f": pass an instance, {value.__name__}(...)" if issubclass(value, of) else ""
@@ -390,14 +390,14 @@ def described(value: Any, of: type) -> str:
 
 
 def check_function(name: str, value: Any, signature: str) -> None:
-    """Something to call, no tensor or distribution, though Pyro's can be called."""
+    """Checks for a function; rejects tensors and distributions, although Pyro's distributions can be called."""
     if not callable(value) or isinstance(value, Distribution):
         raise TypeError(f"`{name}` must be a function of {signature}, but got {value!r}")
 
 
 @untraced
 def check_draw(name: str, value: Any, law: Distribution) -> None:
-    """A floating-point tensor ``(*sample_shape, *batch_shape, *event_shape)`` of a law."""
+    """Checks for a floating-point tensor ``(*sample_shape, *batch_shape, *event_shape)`` of a law."""
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a torch.Tensor, but got {type(value).__name__}")
     check_strided(name, value)

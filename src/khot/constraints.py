@@ -7,8 +7,8 @@ r"""The k-hot vectors and their convex hull, as constraints of ``torch.distribut
     \log |\det J| = \sum_{i=1}^{n} \log d_i - \log \sum_{i=1}^{n} d_i, \quad d_i = y_i (1 - y_i)
 
 where J is the derivative of the first n - 1 coordinates, diag(d) - d dᵀ / Σd without the last row and column. Both are
-registered with torch, whose registries Pyro shares. No map of real vectors has ``k_hot`` as its range: for it both
-registries raise ValueError and name the alternatives.
+registered with torch, whose registries Pyro shares. No map of real vectors has ``k_hot`` as its range; for it, both
+registries raise a ValueError that names the alternatives.
 """
 
 import math
@@ -62,15 +62,15 @@ class _KHot(constraints.Constraint):
     def check(self, value: Tensor) -> Tensor:
         check_strided("value", value)
         ones = value == 1
-        size = ones.sum(-1)  # an integer: exact in every dtype
+        size = ones.sum(-1)  # an integer, so exact in every dtype
         right = (size == self.k) if self.upper is self.k else (size >= self.k) & (size <= self.upper)
         return (ones | (value == 0)).all(-1) & right
 
     def holds(self, value: Tensor) -> bool:
-        """Whether :meth:`check` is true of all values, which here takes fewer operations."""
+        """Whether :meth:`check` holds for all values; takes fewer operations."""
         if value.numel() == 0 or isinstance(self.k, Tensor) or isinstance(self.upper, Tensor):
             return bool(self.check(value).all())
-        if not torch.equal(value * value, value):  # besides 0 and 1 only inf, which the sum shows, is its own square
+        if not torch.equal(value * value, value):  # apart from 0 and 1 only inf passes, which the sum then shows
             return False
         fewest, most = value.sum(-1, dtype=torch.float64).aminmax()
         return bool(self.k <= fewest.item() and most.item() <= self.upper)
@@ -82,7 +82,7 @@ class _KHot(constraints.Constraint):
 class _CappedSimplex(constraints.Constraint):
     """Vectors in [0, 1]ⁿ that sum to ``k``, up to the rounding of their dtype.
 
-    :class:`~khot.RelaxedKHot` is a proper prior with this support, for a latent site in Pyro; an ImproperUniform has no
+    :class:`~khot.RelaxedKHot` is a proper prior with this support, for a latent site in Pyro. An ImproperUniform has no
     samples, and most of Pyro's tools start from one.
 
     Args:
@@ -100,9 +100,9 @@ class _CappedSimplex(constraints.Constraint):
 
     is_discrete = False
     event_dim = 1
-    relative_tolerance = 16.0  # in units of eps: rounding n entries that sum to k, after a rescaling in the same dtype
-    smallest_tolerance = 1e-6  # as torch's simplex: a mask of temperature T is off by up to eps |x| / T
-    largest_tolerance = 0.25  # so that an integer k is told from the next one, as long as rounding allows it
+    relative_tolerance = 16.0  # in units of eps: rounding of n entries that sum to k, and a rescaling in the same dtype
+    smallest_tolerance = 1e-6  # as for torch's simplex; the error of a mask of temperature T is up to eps |x| / T
+    largest_tolerance = 0.25  # distinguishes an integer k from the next one, as long as rounding allows it
 
     def __init__(self, k: float | Tensor) -> None:
         if isinstance(k, Tensor):
@@ -122,12 +122,12 @@ class _CappedSimplex(constraints.Constraint):
         return inside & self.is_sum(value.sum(-1, dtype=torch.float64), value.dtype, value.shape[-1])
 
     def is_sum(self, total: Tensor, dtype: torch.dtype, n: int) -> Tensor:
-        """Whether float64 sums of vectors of n entries of this dtype are those of the constraint."""
+        """Whether float64 sums of vectors of n entries of this dtype satisfy the constraint."""
         k = self.k.to(total.device, torch.float64) if isinstance(self.k, Tensor) else self.k
         return (total - k).abs() <= self._tolerance(k, dtype, n)
 
     def holds(self, value: Tensor) -> bool:
-        """Whether :meth:`check` is true of all values, which here takes fewer operations."""
+        """Whether :meth:`check` holds for all values; takes fewer operations."""
         if value.numel() == 0 or isinstance(self.k, Tensor):
             return bool(self.check(value).all())
         lowest, highest = value.aminmax()
@@ -151,9 +151,9 @@ class _CappedSimplex(constraints.Constraint):
 
 
 def _rounding_of_sum(k: Any, dtype: torch.dtype, n: int) -> Any:
-    """How far the sum of n numbers in [0, 1] moves at most from k when each is rounded to the dtype.
+    """The largest distance from k that rounding each of n numbers in [0, 1] to the dtype can cause in their sum.
 
-    Equal entries all round the same way, so that in a half type this exceeds 1 for k in the hundreds.
+    Equal entries all round in the same direction, so for k in the hundreds this exceeds 1 in a half type.
     """
     return torch.finfo(dtype).eps / 2 * k + n * smallest_positive(dtype)
 
@@ -161,14 +161,14 @@ def _rounding_of_sum(k: Any, dtype: torch.dtype, n: int) -> Any:
 class _Ranking(constraints.Constraint):
     """Vectors of ``k`` different indices below ``n``, of an integer dtype.
 
-    Where rows differ in ``k``, vectors are wider than the ``k`` of some rows: what is beyond it is -1.
+    If rows differ in ``k``, vectors are as wide as the largest ``k``; entries beyond the ``k`` of a row are -1.
 
     Args:
         n: Number of units to choose from.
         k: Number of indices, an int or an integer tensor that broadcasts with the batch shape.
 
     Raises:
-        TypeError: If ``n`` is no int, or ``k`` neither an int nor an integer tensor.
+        TypeError: If ``n`` is not an int, or ``k`` is neither an int nor an integer tensor.
         ValueError: If ``n`` is less than 1, or ``k`` negative or greater than ``n``.
 
     Example:
@@ -199,7 +199,7 @@ class _Ranking(constraints.Constraint):
         return fits & (ordered[..., 1:] > ordered[..., :-1]).all(-1)
 
     def holds(self, value: Tensor) -> bool:
-        """Whether :meth:`check` is true of all values, which here takes no sorting."""
+        """Whether :meth:`check` holds for all values; does not sort."""
         if value.numel() == 0 or value.dtype != torch.long or isinstance(self.k, Tensor) or value.shape[-1] != self.k:
             return bool(self.check(value).all())
         lowest, highest = value.aminmax()
@@ -207,7 +207,7 @@ class _Ranking(constraints.Constraint):
             return False
         short = torch.short if self.k <= torch.iinfo(torch.short).max else torch.long  # fewer bytes to read and write
         place = torch.arange(self.k, dtype=short, device=value.device).expand(value.shape)
-        # Each index is given its place; of equal ones, some find that of another.
+        # Write its place to each index; if two are equal, one of them finds the place of the other.
         given = place.new_empty(*value.shape[:-1], self.n).scatter_(-1, value, place)
         return torch.equal(given.gather(-1, value), place)
 
@@ -233,7 +233,7 @@ ranking = _Ranking
 
 
 class _CappedSimplexTransform(Transform):
-    """What the two maps onto the capped simplex share: k, equality, cache, and the checks of their inverse."""
+    """The shared part of the two maps onto the capped simplex: k, equality, cache, and the checks of their inverse."""
 
     domain = constraints.real_vector
 
@@ -255,7 +255,7 @@ class _CappedSimplexTransform(Transform):
 
     @untraced
     def _check_size(self, n: int) -> None:
-        """The interior is empty for k = 0 and k = n; tensors are read on a CPU only, where that costs no wait."""
+        """Checks that the interior is not empty, as for k = 0 and n; reads tensors only on a CPU, where it is free."""
         k = self.k
         if isinstance(k, Tensor):
             fits = k.device.type != "cpu" or not can_look(k) or bool(((k > 0) & (k < n)).all())
@@ -282,7 +282,7 @@ class _CappedSimplexTransform(Transform):
 
 
 class _SigmoidTopKTransform(_CappedSimplexTransform):
-    """Maps Rⁿ onto the interior of the capped simplex by ``sigmoid_topk``; constant along 1, right inverse logit."""
+    """Maps Rⁿ onto the interior of the capped simplex by ``sigmoid_topk``; constant along 1; right inverse: logit."""
 
     def _call(self, x: Tensor) -> Tensor:
         check_strided("x", x)
@@ -305,7 +305,7 @@ class _SigmoidTopKTransform(_CappedSimplexTransform):
 class _CappedSimplexBijection(_CappedSimplexTransform):
     """The bijection of Rⁿ⁻¹ and the interior of the capped simplex: ``sigmoid_topk`` with the last score held at 0.
 
-    Values stay in the interior, by rounding, and remember their scores for the densities that need them.
+    Values are rounded to stay in the interior, and remember their scores for the densities that need them.
     """
 
     bijective = True
@@ -356,7 +356,7 @@ def _biject_to_capped_simplex(constraint: _CappedSimplex) -> _CappedSimplexBijec
 @transform_to.register(_KHot)
 @biject_to.register(_KHot)
 def _no_transform_to_k_hot(constraint: _KHot) -> Transform:
-    # Not a NotImplementedError, which Pyro replaces by advice that suits discrete sites in general.
+    # Not a NotImplementedError, which Pyro would replace by general advice on discrete sites.
     raise ValueError(
         f"no transform maps real vectors to {constraint}, so NUTS, HMC and continuous autoguides cannot take this site "
         "as it is. (1) khot.infer.KHotSwap samples it. (2) khot.infer.KHotReparam(temperature=0.5) relaxes it; start "

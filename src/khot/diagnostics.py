@@ -1,4 +1,4 @@
-"""Which gradient estimator for which design: bias, variance and cost of each, measured against the exact gradient."""
+"""Helps to choose a gradient estimator for a design: measures bias, variance and cost against the exact gradient."""
 
 import copy
 import math
@@ -27,7 +27,7 @@ def __dir__() -> list[str]:
 Loss = Callable[[Tensor], Tensor]
 Estimator = Callable[..., Tensor]
 
-ESTIMATORS: dict[str, Estimator] = {  # those compared if none are named, the recommended ones first
+ESTIMATORS: dict[str, Estimator] = {  # compared by default, the recommended ones first
     "reinmax": reinmax,
     "leave_one_out": partial(score_function, baseline="leave_one_out"),
     "straight_through": straight_through,
@@ -44,17 +44,17 @@ PANELS = {
 
 @dataclass(frozen=True)
 class Report:
-    r"""What is known of one estimator's gradient g, from ``num_repeats`` calls that gave the mean :math:`\bar g`.
+    r"""Measurements of one estimator's gradient g, from ``num_repeats`` calls with the mean :math:`\bar g`.
 
     Attributes:
         design: Name of the design.
         estimator: Name of the estimator.
-        num_samples: Draws for each call.
+        num_samples: Number of draws in each call.
         bias: Length of :math:`\bar g` minus the exact gradient.
-        bias_error: What ``bias`` is, as a root mean square, where the estimator is unbiased: its standard error.
+        bias_error: Standard error of ``bias``: its root mean square if the estimator is unbiased.
         variance: :math:`E|g - E g|^2`, the sum of the variances of all entries.
         cosine: Mean cosine of the angle between g and the exact gradient, where neither is 0.
-        signal_to_noise: Length of :math:`\bar g` over the root of ``variance``; infinite where there is no noise.
+        signal_to_noise: Length of :math:`\bar g` over the root of ``variance``; infinite if there is no noise.
         seconds: Median time of a call with its backward pass.
     """
 
@@ -71,11 +71,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare_estimators` returns: ``print`` shows it as a table, ``plot()`` as a figure.
+    """The result of :func:`compare_estimators`: ``print`` shows it as a table, ``plot()`` as a figure.
 
     Attributes:
         rows: One :class:`Report` for each design, estimator and number of samples.
-        skipped: What could not be compared, and why.
+        skipped: Combinations that could not be compared, and why.
     """
 
     rows: list[Report]
@@ -107,7 +107,7 @@ class Comparison:
     def plot(self) -> Any:
         """A matplotlib figure: bias, variance, cosine and time against the number of samples.
 
-        The standard error of the bias is drawn dashed: where the bias lies on it, or below, none was found.
+        The standard error of the bias is dashed; a bias at or below this line is not significant.
 
         Raises:
             ModuleNotFoundError: If matplotlib is not installed.
@@ -143,35 +143,35 @@ def compare_estimators(
     num_repeats: int = 300,
     exact: Tensor | Mapping[str, Tensor] | None = None,
 ) -> Comparison:
-    """Measures bias, variance, direction and cost of gradient estimators, to choose one by.
+    """Measures bias, variance, direction and cost of gradient estimators, to help choose one.
 
-    More draws lower the variance of an estimator, never its bias. So prefer ReinMax where its bias is small beside the
-    exact gradient, and otherwise the leave-one-out score function, which is unbiased. Straight-through is the cheap
-    one: it is exact for linear f and ignores curvature. ReinMax and straight-through feel f between the k-hot vectors.
+    More draws reduce the variance of an estimator, but never its bias. So prefer ReinMax if its bias is small compared
+    with the exact gradient, and otherwise the leave-one-out score function, which is unbiased. Straight-through is the
+    cheapest: it is exact for linear f and ignores curvature. The gradients of ReinMax and straight-through depend on f
+    between k-hot vectors.
 
-    Gradients are those of E[f(x)], summed over the batch, with respect to the parameter that a design was made from,
-    ``probs`` or ``logits``; of ``probs``, whose sum is fixed, only the part along which the sum does not change counts.
-    The exact gradient is that of :func:`~khot.enumerated`, where it is not given. Draws come from torch's global
-    generator.
+    Gradients are those of E[f(x)], summed over the batch, with respect to the parameter of the design, ``probs`` or
+    ``logits``. The sum of ``probs`` is fixed, so only the part that does not change it counts. The exact gradient is
+    computed by :func:`~khot.enumerated` unless it is given. Draws come from torch's global generator.
 
     Args:
         design: A design, or designs by name.
         f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
-        estimators: Functions ``estimator(design, f, num_samples)`` by name. If None, the recommended ones first:
-            ReinMax, the score function with leave-one-out baseline, straight-through, the score function without
+        estimators: Functions ``estimator(design, f, num_samples)`` by name. By default, with the recommended ones
+            first: ReinMax, the score function with leave-one-out baseline, straight-through, the score function without
             baseline, unordered set.
-        num_samples: Number of draws for each call, or several of them.
-        num_repeats: Number of calls that an estimator is judged by.
+        num_samples: Number of draws in each call, or several such numbers.
+        num_repeats: Number of calls of each estimator.
         exact: Exact gradient of the shape of the design's parameter, by name if ``design`` is; for designs without
             log_prob and for large C(n, k).
 
     Returns:
-        A :class:`Comparison`. What an estimator does not take (a design without log_prob, too small a number of
-        samples) is left out of its rows and listed as skipped.
+        A :class:`Comparison`. Combinations that an estimator does not support, such as a design without log_prob or too
+        few samples, are listed as skipped.
 
     Raises:
-        TypeError: If a design is no SamplingDesign, or another argument has the wrong type.
-        ValueError: If ``num_repeats`` < 2, or no estimator takes any of the designs and numbers of samples.
+        TypeError: If a design is not a SamplingDesign, or another argument has the wrong type.
+        ValueError: If ``num_repeats`` < 2, or no estimator supports any of the designs and numbers of samples.
         NotImplementedError: If an exact gradient is neither given nor found by enumeration.
 
     Example:
@@ -217,11 +217,11 @@ def _checked_sizes(num_samples: Any) -> list[int]:
     """One number of samples, or several."""
     is_single = isinstance(num_samples, (str, Mapping)) or (isinstance(num_samples, Tensor) and num_samples.dim() == 0)
     sizes = list(num_samples) if isinstance(num_samples, Iterable) and not is_single else [num_samples]
-    return [checked_index("num_samples", size) for size in sizes]  # which are large enough, the estimators say
+    return [checked_index("num_samples", size) for size in sizes]  # the estimators check that they are large enough
 
 
 def _differentiable(design: Any) -> SamplingDesign:
-    """The design, or a copy of it, with a parameter that requires a gradient."""
+    """The design, or a copy of it, whose parameter requires a gradient."""
     if not isinstance(design, SamplingDesign):
         raise TypeError(
             f"`design` must be a khot.distributions.SamplingDesign, but got {described(design, SamplingDesign)}"
@@ -234,7 +234,7 @@ def _differentiable(design: Any) -> SamplingDesign:
 
 def _gradient(design: SamplingDesign, f: Loss, estimator: Estimator, num_samples: int) -> tuple[Tensor, float]:
     """One estimate on the CPU, and the seconds that it took."""
-    design = copy.copy(design)  # without what it has computed from its parameter so far, which is part of the cost
+    design = copy.copy(design)  # without values computed from its parameter so far, which are part of the cost
     start = time.perf_counter()
     surrogate = estimator(design, f, num_samples)
     (gradient,) = torch.autograd.grad(surrogate.sum(), design.parameter)
@@ -243,7 +243,7 @@ def _gradient(design: SamplingDesign, f: Loss, estimator: Estimator, num_samples
 
 
 def _flat(gradient: Any, design: SamplingDesign) -> Tensor:
-    """As a vector, without the part that would change a fixed sum."""
+    """The gradient as a vector, without the part that would change a fixed sum."""
     if not isinstance(gradient, Tensor) or gradient.is_complex():
         got = gradient.dtype if isinstance(gradient, Tensor) else type(gradient).__name__
         raise TypeError(f"`exact` must be a real tensor, the gradient of the design's parameter, but got {got}")
@@ -266,12 +266,12 @@ def _exact_gradient(design: SamplingDesign, f: Loss) -> Tensor:
     if count > MAX_SUPPORT:
         terms = " + ".join(f"C({n}, {k})" for k in sizes)
         raise NotImplementedError(
-            f"{terms} = {count} vectors are too many to enumerate. Give the exact gradient as `exact`"
+            f"{terms} = {count} vectors are too many to enumerate. Pass the exact gradient as `exact`"
         )
     try:
         return _gradient(design, f, enumerated, 1)[0]
     except NotImplementedError as error:
-        raise NotImplementedError(f"{error}. Give the exact gradient as `exact`") from error
+        raise NotImplementedError(f"{error}. Pass the exact gradient as `exact`") from error
 
 
 def _judge(estimates: list[tuple[Tensor, float]], exact: Tensor) -> dict[str, float]:
@@ -288,7 +288,7 @@ def _judge(estimates: list[tuple[Tensor, float]], exact: Tensor) -> dict[str, fl
 
 
 def _quotient(signal: float, noise: float) -> float:
-    """Infinite without noise, and NaN where there is no signal either."""
+    """The quotient; infinite without noise, and NaN if there is no signal either."""
     if noise > 0:
         return signal / noise
     return math.inf if signal > 0 else math.nan

@@ -1,9 +1,9 @@
-"""Compiles the loops of a CPU before they are needed: ``python -m khot.warmup [name ...]``.
+"""Compiles the CPU loops before they are needed: ``python -m khot.warmup [name ...]``.
 
-A loop is compiled at its first call, in a second or a few, and kept in the user's cache folder for later processes.
-This module calls functions and designs once with small tensors of each dtype that has loops of its own. It is for
-images of containers and for clusters, where the folder (``KHOT_CACHE_DIR``) is part of the image or shared. Without
-names it takes everything that has loops; in an installation without numba there is nothing to compile.
+A loop is compiled at its first call, which takes a second or a few, and stored in the user's cache folder for later
+processes. This module calls functions and designs once with small tensors of each dtype that has its own loops. It is
+meant for container images and clusters, where the cache folder (``KHOT_CACHE_DIR``) is part of the image or shared.
+Without names it compiles all loops; in an installation without numba there is nothing to compile.
 
 Example:
     $ KHOT_CACHE_DIR=/opt/khot python -m khot.warmup sigmoid_topk ConditionalPoisson
@@ -55,7 +55,7 @@ DESIGNS = (
     "SequentialPoisson",
     "Systematic",
 )
-SHAPES = (4, 8), (2, 300)  # loops may be different ones for short rows and for long ones
+SHAPES = (4, 8), (2, 300)  # short and long rows may use different loops
 
 
 def _differentiated(y: Tensor) -> None:
@@ -64,7 +64,7 @@ def _differentiated(y: Tensor) -> None:
 
 
 def _call_mask(name: str, x: Tensor) -> None:
-    for k in (2, torch.full(x.shape[:-1], 2.5, dtype=torch.float64)):  # a number, and one of each row
+    for k in (2, torch.full(x.shape[:-1], 2.5, dtype=torch.float64)):  # a number, and one for each row
         _differentiated(getattr(relaxations, name)(x, k))
 
 
@@ -79,7 +79,7 @@ def _call_function(name: str, x: Tensor) -> None:
 def _call_design(name: str, x: Tensor) -> None:
     design = getattr(distributions, name)(logits=x, k=2)
     value, results = design.sample(), [design.mean]
-    with contextlib.suppress(NotImplementedError):  # of a design without a log_prob
+    with contextlib.suppress(NotImplementedError):  # raised by a design without log_prob
         results.append(design.log_prob(value))
     _differentiated(torch.stack([result.square().sum() for result in results]))
 
@@ -93,7 +93,7 @@ CALLS: dict[str, Callable[[Tensor], None]] = {
 
 
 def warm_up(*names: str) -> None:
-    """Compiles the loops of these functions and designs, all that are in ``CALLS`` if none is named.
+    """Compiles the loops of these functions and designs, or of everything in ``CALLS`` if no name is given.
 
     Raises:
         ValueError: If a name is not that of a function or design with loops.

@@ -138,7 +138,7 @@ def what_is_refused():
         khot.sigmoid_topk(x, torch.tensor(2.0, requires_grad=True))
     with pytest.raises(TypeError, match="`x` must be a DTensor, too, where `k` is one"):
         khot.sigmoid_topk(normal(4, 7), spread(torch.tensor(2.0), [R]))
-    with pytest.raises(ValueError, match="`k` must lie on the device mesh of `x`"):
+    with pytest.raises(ValueError, match="`k` must be on the device mesh of `x`"):
         khot.sigmoid_topk(x, spread(torch.tensor(2.0), [R, R]))
     with pytest.raises(ValueError, match="must broadcast to the batch shape \\(4,\\)"):
         khot.sigmoid_topk(x, torch.ones(3))

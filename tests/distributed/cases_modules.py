@@ -39,6 +39,10 @@ def modules_take_dtensors():
     for module in (TopK(2), TopK(2, 0.5), TopK(2, 0.5, straight_through=True), ExpertChoice(2), ExpertChoice(2, 0.5)):
         for placements in ([S(0)], [S(1)], [S(0), S(1)]):
             compare(module, [x], [placements])
+    one, many = TopK(1, n=5), TopK(1, n=5)
+    one(x)
+    many(spread(x, [S(0)]))
+    assert torch.equal(one.idle, many.idle)
 
 
 @case

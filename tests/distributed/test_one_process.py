@@ -14,8 +14,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import khot
 from khot.kernels.operators.platforms import HAS_NUMBA
+from khot.nn import topk_attention
 from tests.every_map import MAPS
 from tests.inputs import normal
+from tests.modules import MODULES
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,52 @@ def test_every_map(mesh, member, placement):
     y = member.call(distribute_tensor(x, mesh, [placement]), 0.7)
     assert isinstance(y, DTensor)
     torch.testing.assert_close(y.full_tensor(), member.call(x, 0.7), rtol=1e-9, atol=1e-11)
+
+
+NOT_ON_DTENSORS = {
+    "topk_learned": "a plain tensor that requires a gradient",
+    "mask_relaxed": "a plain tensor that requires a gradient",
+    "batch_topk_relaxed": "a plain tensor that requires a gradient",
+    "expert_choice_softmax": "a plain tensor that requires a gradient",
+    "token_choice_relaxed": "a plain tensor that requires a gradient",
+    "batch_topk_cap": "`cap` must be None where processes share a batch",
+    "jump_relu_learned": "mixed torch.Tensor and DTensor",  # torch's own error for a parameter of the module
+    "one_of_eight_scores": "mixed torch.Tensor and DTensor",
+}
+
+
+@pytest.mark.parametrize(
+    "member", [member for member in MODULES if not member.random and member.target is None], ids=lambda m: m.name
+)
+def test_every_module(mesh, member):
+    """On a sharded batch: values, gradients and buffers, or an error that says what to do."""
+    plain, module = member.make().double(), member.make().double()
+    x = normal(6, 8).requires_grad_(member.gradient)
+    part = distribute_tensor(x.detach(), mesh, [Shard(0)]).requires_grad_(member.gradient)
+    if member.name in NOT_ON_DTENSORS:
+        with pytest.raises((ValueError, NotImplementedError, RuntimeError), match=NOT_ON_DTENSORS[member.name]):
+            module(part)
+        return
+    y, found = plain(x), module(part)
+    assert isinstance(found, DTensor)
+    torch.testing.assert_close(found.full_tensor(), y)
+    torch.testing.assert_close(dict(module.named_buffers()), dict(plain.named_buffers()))
+    if member.gradient:
+        y.square().sum().backward()
+        found.square().sum().backward()
+        torch.testing.assert_close(part.grad.full_tensor(), x.grad)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_attention(mesh, axis):
+    """Sharded by sequences or by heads."""
+    inputs = normal(3, 2, 3, 5, 4).unbind()
+    parts = [distribute_tensor(x, mesh, [Shard(axis)]).requires_grad_() for x in inputs]
+    whole = [x.clone().requires_grad_() for x in inputs]
+    for some in (parts, whole):
+        topk_attention(*some, 2).square().sum().backward()
+    for part, x in zip(parts, whole, strict=True):
+        torch.testing.assert_close(part.grad.full_tensor(), x.grad)
 
 
 def test_gradients(mesh):

@@ -48,7 +48,7 @@ def test_sums_that_are_no_integer_are_pointed_to_the_phantom_unit():
 
 
 def test_rsample_says_what_to_do():
-    with pytest.raises(NotImplementedError, match="wrap it by an estimator, as in khot.ReinMax.*khot.StraightThrough"):
+    with pytest.raises(NotImplementedError, match="wrap it in an estimator, such as khot.ReinMax.*StraightThrough"):
         ConditionalPoisson(logits=LOGITS, k=3).rsample()
 
 

@@ -167,7 +167,7 @@ def test_values_that_no_design_draws(case):
     design, y = case.make(probs=OF_FOUR, validate_args=True), torch.tensor([3.0, 1.0, 2.0, 5.0])
     for value in IMPOSSIBLE[1:]:
         for values in (value, torch.stack((IMPOSSIBLE[0], value))):
-            with pytest.raises(ValueError, match="`value` must hold vectors that `design` can draw.*design, value, y"):
+            with pytest.raises(ValueError, match="`value` must contain vectors that `design` can.*design, value, y"):
                 horvitz_thompson(design, values, y)
     with pytest.raises(ValueError, match="`value`.*an entry 3.0, which is not in its support k_hot.2."):
         horvitz_thompson(design, y, IMPOSSIBLE[0])
@@ -193,7 +193,7 @@ def test_sizes_of_rows_are_checked(case):
     value = torch.tensor([[1.0, 0, 0, 0], [1, 0, 1, 0]])
     horvitz_thompson(case.make(**arguments, validate_args=True), value, y)
     horvitz_thompson(case.make(**arguments, validate_args=False), value.flip(0), y)
-    with pytest.raises(ValueError, match="`value` must hold vectors that `design` can draw"):
+    with pytest.raises(ValueError, match="`value` must contain vectors that `design` can draw"):
         horvitz_thompson(case.make(**arguments, validate_args=True), value.flip(0), y)
 
 
@@ -201,7 +201,7 @@ def test_sizes_of_a_phantom_unit_are_checked():
     design = PhantomUnit(Brewer, probs=OF_FOUR - 0.1, validate_args=True)
     horvitz_thompson(design, torch.tensor([[1.0, 0, 0, 0], [1, 1, 0, 0]]), torch.ones(4))
     for value in (torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, 0.0])):
-        with pytest.raises(ValueError, match="`value` must hold vectors"):
+        with pytest.raises(ValueError, match="`value` must contain vectors"):
             horvitz_thompson(design, value, torch.ones(4))
 
 

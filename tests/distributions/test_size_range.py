@@ -408,7 +408,7 @@ AT_MOST_TWO = ConditionalPoisson(logits=torch.zeros(4), k=(0, 2), validate_args=
         (TypeError, r"'x' has the support k_hot\(0, 2\)", relaxed_site),
         (TypeError, "of a fixed size", lambda: subset_categorical(AT_MOST_TWO)),
         (NotImplementedError, r"one size.*k_hot\(0, 2\)", lambda: AT_MOST_TWO.sample_indices()),
-        (NotImplementedError, "score_function is for every size", lambda: finite_difference(AT_MOST_TWO, torch.sum)),
+        (NotImplementedError, "score_function works for every size", lambda: finite_difference(AT_MOST_TWO, torch.sum)),
         (NotImplementedError, "one size", lambda: horvitz_thompson(AT_MOST_TWO, torch.zeros(4), torch.ones(4))),
         (ValueError, "within the support", lambda: AT_MOST_TWO.log_prob(torch.ones(4))),
     ],

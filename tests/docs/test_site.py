@@ -87,13 +87,14 @@ def test_references_and_doctests_are_put_in(monkeypatch):
     monkeypatch.setitem(sys.modules, "api_pages", load("api_pages"))
     for_sphinx = load("plain_markdown").for_sphinx
     page = "`sigmoid_topk`, `khot.nn`, `k`, [`TopK`](x.md)\n```python\n>>> `sigmoid_topk`\n```\n"
-    assert for_sphinx(page, "../examples").splitlines() == [
+    assert for_sphinx(page, "../").splitlines() == [
         "{py:obj}`sigmoid_topk <khot.relaxations.sigmoid_topk>`, {py:mod}`khot.nn`, `k`, [`TopK`](x.md)",
         "```{doctest}",
         ">>> `sigmoid_topk`",
         "```",
     ]
-    assert for_sphinx("[a](../../examples/a.py)", "../examples") == "[a](../examples/a)"
+    links = "[a](../../examples/a.py), [b](../../tutorials/1_b.py), [all](../../tutorials)"
+    assert for_sphinx(links, "../") == "[a](../examples/a), [b](../tutorials/1_b), [all](../tutorials/index.rst)"
 
 
 def broken_links(page):
@@ -101,7 +102,7 @@ def broken_links(page):
     text = re.sub(r"^ *```.*?^ *```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     for address, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", text):
         target = (page.parent / address).resolve() if address else page
-        if not target.exists() and address not in ("examples/index.rst", "api/index.rst"):  # which Sphinx makes
+        if not target.exists() and address != "api/index.rst":  # which Sphinx makes
             yield f"{page.name}: {address}"
         elif anchor and anchor not in anchors(target):
             yield f"{page.name}: {address}#{anchor}"
@@ -133,3 +134,30 @@ def test_recommended_members_and_search_words_are_public():
     assert {"top", "k", "mask"} <= set(words["sigmoid_topk"].split(", "))  # Sphinx splits a query, not a keyword
     pages = load("api_pages")
     assert all(name in pages.names()[package] for package, first in pages.RECOMMENDED.items() for name in first)
+
+
+def test_the_address_of_the_repository_has_one_place(tmp_path):
+    repository = load("repository")
+    pyproject = tmp_path / "pyproject.toml"
+    pyproject.write_text('[project]\nname = "khot"\n')
+    assert repository.address(pyproject) is None
+    assert repository.theme_options(None) == {} and "/path/to/khot[examples]" in repository.install_cell(None)
+    pyproject.write_text('[project]\nname = "khot"\n[project.urls]\nRepository = "https://forge.example/a/khot"\n')
+    address = repository.address(pyproject)
+    assert repository.theme_options(address)["source_repository"] == address
+    assert repository.install_cell(address) == '%pip install "khot[examples] @ git+https://forge.example/a/khot"'
+
+
+def test_slow_pages_are_listed_and_quick_ones_summed_up():
+    timings = load("timings")
+    timings.reading.update({"a": 1.0, "b": 0.1, "c": 0.2})
+    timings.running.update({"a": 2.5})
+    assert [line.split() for line in timings.table().splitlines()] == [
+        ["seconds", "read", "run", "page"],
+        ["3.5", "1.0", "2.5", "a"],
+        ["0.3", "2", "other", "pages"],
+    ]
+    timings.example({}, None, "before")
+    for when in ("before", "after"):
+        timings.example({}, "docs/examples/d.py", when)
+    assert 0 <= timings.running["examples/d"] < 1

@@ -273,7 +273,7 @@ def test_surrogate_of_given_draws_names_what_does_not_fit():
         (TypeError, "`losses` must be a floating-point tensor, but got dtype torch.int64", {"losses": losses.long()}),
         (ValueError, r"`losses` must have shape .*\(5, 3\), but got \(5,\)", {"losses": losses[:, 0]}),
         (ValueError, "`baseline` must be", {"baseline": "mean"}),
-        (ValueError, "`value` must hold at least 2 draws", {"value": value[:1], "losses": losses[:1]}),
+        (ValueError, "`value` must contain at least 2 draws", {"value": value[:1], "losses": losses[:1]}),
     ):
         with pytest.raises(error, match=match):
             good = {"design": design, "value": value, "losses": losses, "baseline": "leave_one_out"}

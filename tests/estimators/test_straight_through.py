@@ -107,5 +107,5 @@ def test_checks_values_where_the_design_does():
 
 
 def test_enumeration_is_refused_with_a_reason():
-    with pytest.raises(NotImplementedError, match="give it the design without the estimator.*subset_categorical"):
+    with pytest.raises(NotImplementedError, match="use the design without the estimator.*subset_categorical"):
         StraightThrough(ConditionalPoisson(logits=LOGITS, k=2)).enumerate_support()

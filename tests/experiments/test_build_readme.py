@@ -59,11 +59,13 @@ def test_where_data_differ_is_said(folder):
     result(folder / "results", "vae_ten")
     page = build(folder)
     assert "After table 4 of" in page
-    assert "**Other data than the paper's**: scikit-learn's digits here, MNIST there" in page
+    assert "**The data differ from the paper's**: scikit-learn's digits here, MNIST there" in page
     assert "does not repeat the numbers of the paper" in page
     result(folder / "results", "vae_ten", data="mnist", paper={"paper": "12.3"})
     page = build(folder)
-    assert "Data: MNIST, as in the paper." in page and "Other data" not in page and "numbers of the paper" not in page
+    assert (
+        "Data: MNIST, as in the paper." in page and "The data differ" not in page and "numbers of the paper" not in page
+    )
 
 
 def test_results_on_another_data_set_come_after_the_others_in_a_folder_of_its_name(folder):
@@ -72,7 +74,10 @@ def test_results_on_another_data_set_come_after_the_others_in_a_folder_of_its_na
     result(folder / "results" / "mnist", "vae_ten", data="mnist", verdict="open", paper={"paper": "12.3"})
     overview, section, _, _ = build(folder).split("\n## ")
     assert "holds: 1, open: 1" in overview
-    assert "Data: MNIST, as in the paper. **Other data than the paper's**: scikit-learn's digits here, MNIST" in section
+    assert (
+        "as in the paper. **Some tables have other data than the paper's**: scikit-learn's digits here, MNIST"
+        in section
+    )
     first, second = section.split("\n\n### MNIST\n\n")
     assert "](results/vae_ten.png)" in first and "](results/mnist/vae_ten.png)" not in first
     assert "](results/mnist/vae_ten.png)\n\ntable of vae_ten" in second

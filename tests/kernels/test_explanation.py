@@ -52,7 +52,7 @@ def test_a_line_for_each_backend():
     assert found.chosen == "torch"  # though it was not asked for by an operator that has it in another place
     lines = str(found).splitlines()
     assert lines[0] == "threshold_mask runs on torch"
-    assert lines[1:] == [f"  not on {name}: the backend asked for is torch" for name in ("triton", "numba")]
+    assert lines[1:] == [f"  not on {name}: the requested backend is torch" for name in ("triton", "numba")]
 
 
 def test_keyword_arguments_and_records_of_functions():
@@ -64,7 +64,7 @@ def test_keyword_arguments_and_records_of_functions():
 
 def test_a_backend_that_comes_second_says_first_what_it_refuses():
     with backend("triton"):
-        assert explain(order_draw, *draw_arguments(X, 0)).refused["numba"] == "the backend asked for is triton"
+        assert explain(order_draw, *draw_arguments(X, 0)).refused["numba"] == "the requested backend is triton"
     assert explain(order_draw, *draw_arguments(X, 0)).refused["triton"] == platforms.PLATFORMS["triton"].elsewhere
 
 
@@ -88,7 +88,7 @@ needs_numba = pytest.mark.skipif(not HAS_NUMBA, reason="its reason would be that
         ("threshold_mask", (X, ROW, ROW, "normal", "log_mask", "scale", False), "no pieces for loops of logarithms"),
         (threshold.mask, (X[:0], *MASK[1:]), "there is nothing to compute"),
         (order_draw, draw_arguments(X, 0), "there is nothing to draw"),
-        (isotonic, (X, X, ROW, 1.5, False, False, 0, ""), "it pools for p = 2 only"),
+        (isotonic, (X, X, ROW, 1.5, False, False, 0, ""), "it only pools, and only for p = 2"),
         (sorted_transport, (torch.zeros(1, 500), ROW, 300, 1e-9, 100, False), "more than 200 places"),
         (sorted_transport, (X[:, :1], ROW, 1, 1e-9, 100, False), "there is one place"),
     ],

@@ -131,7 +131,7 @@ def test_a_link_whose_value_is_no_constant_goes_by_its_identity():
     torch.testing.assert_close(capped_simplex_map(x, 2, link=tensor), capped_simplex_map(x, 2, 0.5, link=LOGISTIC))
     key = tensor.key
     del tensor
-    with pytest.raises(ValueError, match="is no more"):
+    with pytest.raises(ValueError, match="no longer exists"):
         Link.find(key)
 
 

@@ -185,7 +185,7 @@ def test_derivatives_at_the_median(link, law):
 
 @pytest.mark.parametrize("df", [0, 3, 5, -1])
 def test_other_degrees_of_freedom_are_refused(df):
-    with pytest.raises(ValueError, match=f"`df` must be 1, 2 or 4, of which F is elementary, but got {df}"):
+    with pytest.raises(ValueError, match=f"`df` must be 1, 2 or 4, for which F is elementary, but got {df}"):
         StudentT(df)
     for wrong in (float(df), True, "2", None, torch.tensor(2)):
         with pytest.raises(TypeError, match="`df` must be an int, but got"):

@@ -264,7 +264,7 @@ def test_without_a_folder_that_can_be_written_there_is_one_warning(tmp_path, mon
             kernels = [cpu_loops.kernel(_count), cpu_loops.kernel(_count)]
             assert [kernel(0, 3) for kernel in kernels] == [3, 3]
         assert len(caught) == 1 and caught[0].category is RuntimeWarning
-        assert str(caught[0].message).endswith("set KHOT_CACHE_DIR to a folder that can be written")
+        assert str(caught[0].message).endswith("set KHOT_CACHE_DIR to a writable folder")
     finally:
         for cached in (cache._folder, cache._warn_of):
             cached.cache_clear()
@@ -277,7 +277,7 @@ def _count(first, last):
 def test_a_folder_that_fills_up_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(cache._Cache, "_save_overload", _no_space)
     cache._warn_of.cache_clear()
-    with pytest.warns(RuntimeWarning, match=r"anew in every process.*OSError: No space left on device"):
+    with pytest.warns(RuntimeWarning, match=r"again in every process.*OSError: No space left on device"):
         assert cpu_loops.kernel(_twice)(0, 3) == 6
     cache._warn_of.cache_clear()
 

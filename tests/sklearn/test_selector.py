@@ -256,7 +256,7 @@ def test_in_a_pipeline_and_a_grid_search():
         ({"n_features_to_select": True}, TypeError, "`n_features_to_select` must be an int, but got True"),
         ({"task": "ranking"}, ValueError, "`task` must be 'auto', 'classification' or 'regression'"),
         ({"predictor": "deep"}, ValueError, "`predictor` must be 'linear' or 'hidden'"),
-        ({"predictor": torch.nn.Linear(4, 3)}, ValueError, r"`predictor` must make \(rows, 2\) of \(rows, 4\)"),
+        ({"predictor": torch.nn.Linear(4, 3)}, ValueError, r"`predictor` must map \(rows, 4\) to \(rows, 2\)"),
         ({"hidden_units": 1.5}, TypeError, "`hidden_units` must be an int"),
         ({"design": "pivotal"}, TypeError, "`design` must be a function"),
         ({"price": -1}, ValueError, "`price` must lie in"),

@@ -1,4 +1,4 @@
-"""A batch of rows spread over processes: which of them are here, what lies beside them, and what they are made into."""
+"""A batch of rows spread over processes: which rows are local, what belongs to them, and how results are assembled."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ __all__ = ["Run", "SpreadBatch"]
 
 
 class Run(NamedTuple):
-    """Rows here that follow each other among all rows, too: from ``start`` to ``stop`` here, from ``first`` of all."""
+    """Local rows ``start`` to ``stop`` that are also consecutive in the whole batch, from ``first`` on."""
 
     start: int
     stop: int
@@ -31,12 +31,12 @@ class Run(NamedTuple):
 
 
 class SpreadBatch(NamedTuple):
-    """Where the rows of a batch are, for who works on whole rows or on parts of them.
+    """Where the rows of a batch are, for code that works on whole rows or on parts of them.
 
     Attributes:
         lead: A DTensor ``(*batch, n)``, which is not Partial.
-        placements: How the rows lie for who works on them: as the lead does, or with whole rows.
-        given: Placements that it had at first.
+        placements: Placements of the rows for that code: those of the lead, or with whole rows.
+        given: The original placements.
     """
 
     lead: "DTensor"
@@ -45,10 +45,10 @@ class SpreadBatch(NamedTuple):
 
     @classmethod
     def of(cls, name: str, rows: Tensor) -> "SpreadBatch":
-        """Of a DTensor ``(*batch, n)``, reduced where it is Partial, for work on whole rows.
+        """For a DTensor ``(*batch, n)``, reduced if it is Partial, and for work on whole rows.
 
         Raises:
-            ValueError: If it lies on strided shards.
+            ValueError: If its shards are strided.
         """
         lead: Any = rows
         check_spread(name, lead, name, lead.device_mesh)
@@ -59,32 +59,32 @@ class SpreadBatch(NamedTuple):
 
     @property
     def whole_rows(self) -> "DTensor":
-        """The lead, its rows gathered where they are cut."""
+        """The lead, with its rows gathered if they are sharded."""
         return placed(self.lead, self.placements)
 
     @property
     def is_cut(self) -> bool:
-        """Whether the lead's rows are cut."""
+        """Whether the rows of the lead are sharded."""
         return any(shard_axis(p) == len(self.shape) for p in self.lead.placements)
 
     def in_parts(self) -> "SpreadBatch":
-        """The same for work on parts of the rows, as the lead has them."""
+        """The same, for work on the parts of the rows that the lead has."""
         return self._replace(placements=tuple(self.lead.placements))
 
     @property
     def shards(self) -> Shards:
-        """Who has the parts of the rows that are here."""
+        """The processes that hold the parts of the local rows."""
         last = len(self.shape)
         cut = [at for at, placement in enumerate(self.lead.placements) if shard_axis(placement) == last]
         return shards_of(self.lead, {last}, cut)
 
     @property
     def shape(self) -> torch.Size:
-        """Of the whole batch."""
+        """The shape of the whole batch."""
         return self.lead.shape[:-1]
 
     def here(self, name: str, value: Tensor, axes_before: int = 0) -> Tensor:
-        """What of a tensor ``(*before, *batch, ...)`` belongs to the rows or parts here; axes of length 1 broadcast.
+        """The part of a tensor ``(*before, *batch, ...)`` for the local rows or parts; axes of length 1 broadcast.
 
         An axis of units comes right after the batch.
         """
@@ -97,10 +97,10 @@ class SpreadBatch(NamedTuple):
         return part_beside(dtensor, self.placements, axes, range(len(self.shape)))
 
     def together(self, local: Tensor, axes_after: int) -> "DTensor":
-        """The whole of tensors ``(*before, *batch, *after)``; the last axis is cut again where that of the rows was."""
+        """The DTensor made of local tensors ``(*before, *batch, *after)``; the last axis is sharded as in the rows."""
         before, last = local.dim() - axes_after - len(self.shape), len(self.shape)
         own = local.shape[local.dim() - axes_after :]
-        if any(shard_axis(p) == last for p in self.placements):  # of units, which results have no other axis of
+        if any(shard_axis(p) == last for p in self.placements):  # the axis of units, which occurs only once in results
             own = self.lead.shape[-1:] if axes_after else own
         shape = torch.Size((*local.shape[:before], *self.shape, *own))
         kinds = torch.distributed.tensor
@@ -122,18 +122,18 @@ class SpreadBatch(NamedTuple):
         return placed(result, [units if again else p for again, p in zip(cut, result.placements, strict=True)])
 
     def replicated(self, value: Tensor) -> "DTensor":
-        """What all processes have alike."""
+        """A value that is the same on all processes."""
         return as_dtensor("value", value, "value", self.lead.device_mesh)
 
     def runs(self) -> Iterator[Run]:
-        """The rows here, in runs of rows that follow each other in the whole batch."""
+        """The local rows, in runs of rows that are consecutive in the whole batch."""
         starts, lengths = self._block()
         if not self.shape:
             yield Run(0, 1, 0)
             return
         if math.prod(lengths) == 0:
             return
-        # Along the last axis that is cut, and those behind it, rows follow each other.
+        # Along the last sharded axis and all axes after it, rows are consecutive.
         cut = max((axis for axis, length in enumerate(self.shape) if lengths[axis] != length), default=0)
         inner, count = math.prod(self.shape[cut + 1 :]), math.prod(lengths[cut:])
         outer = (range(starts[axis], starts[axis] + lengths[axis]) for axis in range(cut))
@@ -144,7 +144,7 @@ class SpreadBatch(NamedTuple):
             yield Run(run * count, (run + 1) * count, number * inner)
 
     def _block(self) -> tuple[list[int], list[int]]:
-        """Where along each axis of the batch the rows here start, and how many there are."""
+        """For each axis of the batch, where the local rows start, and how many there are."""
         starts, lengths, mesh = [0] * len(self.shape), list(self.shape), self.lead.device_mesh
         for at, placement in enumerate(self.placements):
             axis = shard_axis(placement)
@@ -156,7 +156,7 @@ class SpreadBatch(NamedTuple):
         return starts, lengths
 
     def same_everywhere(self, seed: Tensor) -> Tensor:
-        """The seed that the first process has, on all."""
+        """The seed of the first process, on all processes."""
         mesh = self.lead.device_mesh
         for at in range(mesh.ndim):
             group = mesh.get_group(at)
@@ -166,13 +166,13 @@ class SpreadBatch(NamedTuple):
     def draw(
         self, seed: Tensor, sample_shape: torch.Size, draw_rows: Callable[[int, int], Tensor], unit: int = 0
     ) -> Tensor:
-        """Draws ``(*sample_shape, *batch here, ...)`` of the rows here, each from its place in the whole batch.
+        """Draws ``(*sample_shape, *local batch, ...)`` of the local rows, each from its place in the whole batch.
 
         Args:
             seed: The same on all processes.
-            sample_shape: Of the draws of a row.
-            draw_rows: Makes those of some rows ``(*sample_shape, rows, ...)``, from where to where.
-            unit: Number of the first unit that is here, where it draws parts of rows.
+            sample_shape: Shape of the draws of a row.
+            draw_rows: Draws some rows, ``(*sample_shape, rows, ...)``, given their start and end.
+            unit: Number of the first local unit, if it draws parts of rows.
         """
         drawn = []
         for run in self.runs():

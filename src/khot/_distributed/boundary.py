@@ -1,18 +1,18 @@
 """DTensor in, DTensor out, for functions of rows: maps and losses.
 
-A row is what one result is made of, the ground set along ``dim``. Where rows are whole on every process, the function
+A row leads to one result; its items are the ground set along ``dim``. If rows are whole on every process, the function
 runs on the local tensors, without communication:
 
-* the rows are reduced first where they are Partial, since no map is linear;
-* numbers for each row (k, the softness) get the placements of the rows along the axes of the batch that they have, and
-  are replicated along the others. There the gradient of each process is a part of theirs, ``Partial``;
-* a plain tensor is taken for the same on all processes.
+* rows that are Partial are reduced first, since no map is linear;
+* numbers for each row (k, the softness) get the placements of the rows along the batch axes that they have, and are
+  replicated along the others, where the gradient of each process is one part of the sum, ``Partial``;
+* a plain tensor is assumed to be the same on all processes.
 
-Rows that are spread along the ground set are handled as the function says: by sums over the processes, see
-:mod:`khot._distributed.shards`, or by gathering them, whereupon each process computes the same, and keeps its shard.
+For sharded rows, the function decides: either it uses sums over the processes, see :mod:`khot._distributed.shards`, or
+the rows are gathered, every process computes the same, and each keeps its shard.
 
-Shapes and dtypes are judged from those of the whole tensors, by a call on tensors without data, so that every process
-raises the same error. What tensors contain, each process judges of its own rows.
+Shapes and dtypes are checked by a call on tensors without data that have the shapes of the whole tensors, so that every
+process raises the same error. The contents of tensors are checked by each process for its own rows.
 """
 
 import functools
@@ -56,14 +56,14 @@ NUMBERS = ("k", "temperature", "scale", "strength", "epsilon", "softness")
 
 
 class Layout(NamedTuple):
-    """How the arguments and the result of a function lie beside the rows of its first argument.
+    """How the arguments and the result of a function are aligned with the rows of its first argument.
 
     Attributes:
-        signature: Of the function.
+        signature: The signature of the function.
         rows: Parameters of the shape of the rows or, where that is allowed, broadcasting to it; the first is the lead.
         numbers: Parameters that broadcast to the shape of the batch.
         batch_first: Whether the result begins with the axes of the batch, rather than having those of the rows.
-        in_parts: Whether, for these arguments, it handles rows of which each process has a part.
+        in_parts: Whether, with these arguments, the function handles sharded rows.
     """
 
     signature: inspect.Signature
@@ -104,16 +104,18 @@ def of_rows(
     in_parts: bool | Callable[[dict[str, Any]], bool] = False,
     needs_float64: bool = True,
 ) -> Any:
-    """Decorator of a function of rows: takes DTensors, and is one operation to tracers.
+    """Decorator for a function of rows: makes it accept DTensors, and makes it one operation for tracers.
 
     Args:
-        function: Of a tensor of rows first, from which tensor, if any, the axes are named by ``dim``; without one the
-            last axis is the ground set. ``reduction``, if it has one, says what it does with its results for rows.
+        function: A function whose first argument, if a tensor, contains the rows. Its axes are named by ``dim``;
+            without that, the last axis is the ground set. ``reduction``, if it has one, says how it reduces its results
+            for rows.
         rows: Names of the arguments with the axes of the rows.
-        numbers: Names of those with the axes of the batch, beside k and the softness.
+        numbers: Names of those with the axes of the batch, in addition to k and the softness.
         batch_first: Whether the result begins with the axes of the batch, and does not have those of the rows.
-        in_parts: Whether it asks :func:`shards_of_rows` who has the other parts of the rows; or that of its arguments.
-        needs_float64: As of :func:`khot._tracing.one_operation`.
+        in_parts: Whether it calls :func:`shards_of_rows` to handle sharded rows; or a function of its arguments for
+            that.
+        needs_float64: See :func:`khot._tracing.one_operation`.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -138,16 +140,16 @@ def of_rows(
 
 
 def with_own_code(call: Callable[P, R], name: str) -> Callable[P, R]:
-    """The same function with a code object of its own.
+    """The same function with its own code object.
 
-    Dynamo distinguishes functions for which it has made graphs by their code, not by their closures.
+    Dynamo distinguishes functions that it has compiled by their code, not by their closures.
     """
     call.__code__ = call.__code__.replace(co_name=name)
     return call
 
 
 def is_handed_over(args: tuple[Any, ...], kwargs: dict[str, Any], needs_float64: bool = True) -> bool:
-    """Whether :func:`of_rows` does anything else with a call than to run it; not to be asked under Dynamo."""
+    """Whether :func:`of_rows` does anything more than run a call; must not be called under Dynamo."""
     return _have_dtensor(args, kwargs) or is_one_operation(args, kwargs, needs_float64)
 
 
@@ -165,7 +167,7 @@ class _Call:
         lead: Any = self.arguments[name]
         if not is_dtensor(lead):
             others = (other for other, value in self.arguments.items() if is_dtensor(value))
-            raise TypeError(f"`{name}` must be a DTensor, too, where `{next(others)}` is one: distribute it first")
+            raise TypeError(f"`{name}` must be a DTensor, too, if `{next(others)}` is one: distribute it first")
         check_spread(name, lead, name, lead.device_mesh)
         self.lead_name, self.mesh = name, lead.device_mesh
         for other, value in self.arguments.items():
@@ -175,7 +177,7 @@ class _Call:
         self.shape, self.stride = self._judge()
 
     def run(self) -> "DTensor":
-        """The result, a DTensor."""
+        """The result, as a DTensor."""
         lead: DTensor = self.arguments[self.lead_name]
         ground = self._ground_axes(lead.dim())
         cut = [at for at, placement in enumerate(lead.placements) if shard_axis(placement) in ground]
@@ -195,7 +197,7 @@ class _Call:
         return placed(result, [lead.placements[at] if at in cut else p for at, p in enumerate(result.placements)])
 
     def _judge(self) -> tuple[torch.Size, tuple[int, ...]]:
-        """Shape and stride of the whole result, before any reduction; raises what the function raises of shapes."""
+        """Shape and stride of the whole result, before any reduction; raises the function's errors about shapes."""
         found = self._tried()
         if self.reduction not in ("mean", "sum"):
             return found
@@ -215,7 +217,7 @@ class _Call:
         return {axis % axes for axis in (dim if isinstance(dim, tuple) else (dim,))}
 
     def _localised(self, name: str, value: Any) -> Any:
-        """The local part of an argument, beside the local rows."""
+        """The local part of an argument, aligned with the local rows."""
         if not isinstance(value, Tensor):
             return value
         dtensor: Any = value
@@ -224,16 +226,16 @@ class _Call:
         return part_beside(dtensor, self.lead.placements, self._axes_beside(name, dtensor), self.batch)
 
     def _axes_beside(self, name: str, value: "DTensor") -> dict[int, int]:
-        """Which axis of the rows is which of this argument, for those along which it is as long."""
+        """Maps axes of the rows to axes of this argument, for those along which it has the same length."""
         if name in self.layout.rows:
-            beside = list(range(self.lead.dim())) if value.dim() > 1 else []  # one row is for all rows
+            beside = list(range(self.lead.dim())) if value.dim() > 1 else []  # a single row is for all rows
         else:
             beside = self.batch if name in self.layout.numbers else []
         pairs = zip(reversed(beside), reversed(range(value.dim())), strict=False)
         return {axis: own for axis, own in pairs if value.shape[own] == self.lead.shape[axis]}
 
     def _of_result(self, placement: "Placement") -> "Placement":
-        """Where the result goes for rows that go there."""
+        """The placement of the result for a placement of the rows."""
         axis = shard_axis(placement)
         if axis is None or not self.layout.batch_first:
             return placement
@@ -250,7 +252,7 @@ class _Call:
 
 
 def shards_of(rows: "DTensor", ground: set[int], cut: Sequence[int]) -> Shards:
-    """Who holds the items of rows with these axes of the ground set, which these axes of the mesh cut."""
+    """The processes that hold the items of rows with these ground-set axes, sharded along these mesh axes."""
     mesh, lengths = rows.device_mesh, [{axis: rows.shape[axis] for axis in ground}]
     for at in cut:
         axis, parts = shard_axis(rows.placements[at]), mesh.size(at)

@@ -1,10 +1,10 @@
-"""Sums over the processes that have parts of a row, to differentiate through.
+"""Differentiable sums over the processes that hold the parts of a row.
 
-A number of a row is the same on all processes, and so is its gradient. Two functions lead from items to such numbers
-and back, each the derivative of the other, so that derivatives of every order follow:
+A number that belongs to a row is the same on all processes, and so is its gradient. Two functions lead from items to
+such numbers and back. Each is the derivative of the other, so derivatives of every order follow:
 
-* the sum over all parts, whose gradient every process has already;
-* the number as the items here see it, whose gradient is the sum of what each process finds: one collective.
+* the sum over all parts, whose gradient every process already has;
+* the number as the local items use it, whose gradient is the sum over all processes, one collective.
 """
 
 from typing import Any
@@ -47,13 +47,13 @@ def sum_of_parts(shards: Shards, *values: Tensor) -> tuple[Tensor, ...]:
 
 
 def seen_by_parts(shards: Shards, *values: Tensor) -> tuple[Tensor, ...]:
-    """Float64 numbers of rows as the items here see them; one collective, for all of them, when differentiated."""
+    """Float64 numbers of rows as the local items use them; their derivative takes one collective for all of them."""
     together: Tensor = _Seen.apply(torch.stack(values), shards)
     return together.unbind()
 
 
 def sum_seen_by_items(x: Tensor) -> Tensor:
-    """``x.sum(-1, keepdim=True)`` of rows whole or in parts, for their items to use; differentiable."""
+    """``x.sum(-1, keepdim=True)`` for rows that are whole or in parts, for use by their items; differentiable."""
     shards = None if torch.compiler.is_compiling() else shards_of_rows()
     if shards is None:
         return x.sum(-1, keepdim=True)

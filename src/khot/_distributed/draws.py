@@ -1,7 +1,7 @@
-"""Draws of rows that are some of many: made from one seed and the place of a row among all rows.
+"""Draws for rows that belong to a larger batch: made from one seed and the number of a row in that batch.
 
-Whoever draws asks :func:`draws_of_rows` whether its rows are part of a larger batch. If so, every random number is that
-of the seed for its draw, row and unit, whichever process makes it, on whatever backend.
+Code that draws asks :func:`draws_of_rows` whether its rows belong to a larger batch. If so, every random number is a
+function of the seed and of its draw, row and unit, whatever process and backend computes it.
 """
 
 import threading
@@ -12,7 +12,7 @@ from torch import Tensor
 
 __all__ = ["RowsOfMany", "drawing", "draws_of_rows"]
 
-STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one call, an odd number that no sequence of seeds repeats
+STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one call: an odd number, so that seeds do not repeat
 SEEDS = 2**63 - 1
 
 
@@ -21,9 +21,9 @@ class RowsOfMany:
 
     Args:
         seed: An int64 tensor ``(1,)``, the same on all processes.
-        first: Number of the first row among all.
-        rows: How many rows there are here.
-        unit: Number of the first unit that is here, where rows are cut.
+        first: Number of the first row in the whole batch.
+        rows: Number of local rows.
+        unit: Number of the first local unit, if rows are sharded.
     """
 
     def __init__(self, seed: Tensor, first: int, rows: int, unit: int = 0) -> None:
@@ -31,7 +31,7 @@ class RowsOfMany:
         self._seeds_given = 0
 
     def next_seed(self) -> Tensor:
-        """The seed; to those who ask again, others made of it."""
+        """The seed; further calls give other seeds derived from it."""
         self._seeds_given += 1
         if self._seeds_given == 1:
             return self.seed
@@ -46,13 +46,13 @@ _state = _State()
 
 
 def draws_of_rows() -> RowsOfMany | None:
-    """Which rows of many this thread draws; None where all rows are here."""
+    """The rows of a larger batch that this thread draws; None if all rows are local."""
     return _state.current
 
 
 @contextmanager
 def drawing(rows: RowsOfMany) -> Iterator[None]:
-    """In this block draws are those of some rows of many."""
+    """In this context, draws are those of some rows of a larger batch."""
     _state.current, before = rows, _state.current
     try:
         yield

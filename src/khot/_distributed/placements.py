@@ -1,6 +1,6 @@
-"""What of a DTensor lies where: its placements checked, changed, taken off and put back on.
+"""Placements of DTensors: checking them, changing them, and converting to and from local tensors.
 
-``torch.distributed.tensor`` is imported by whoever makes the first DTensor, never by khot, and used by its name here.
+``torch.distributed.tensor`` is imported by the code that makes the first DTensor, never by khot, and used by name here.
 """
 
 import sys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(value: Any) -> bool:
-    """Whether this is a DTensor; False at once where nobody has imported them."""
+    """Whether this is a DTensor; False at once if nobody has imported them."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
@@ -36,19 +36,19 @@ def has_dtensor(values: Iterable[Any]) -> bool:
 
 
 def replicated(mesh: "DeviceMesh") -> "list[Placement]":
-    """All of it on every process."""
+    """The placements of a tensor that is whole on every process."""
     return [torch.distributed.tensor.Replicate()] * mesh.ndim
 
 
 def shard_axis(placement: "Placement") -> int | None:
-    """The axis that is cut into shards, if one is."""
+    """The axis that is sharded, if one is."""
     return placement.dim if isinstance(placement, torch.distributed.tensor.Shard) else None
 
 
 def check_spread(name: str, value: "DTensor", lead: str, mesh: "DeviceMesh") -> None:
     """ValueError unless the tensor lies on this mesh, on contiguous shards, replicas or partial sums."""
     if value.device_mesh != mesh:
-        raise ValueError(f"`{name}` must lie on the device mesh of `{lead}`, {mesh}, but lies on {value.device_mesh}")
+        raise ValueError(f"`{name}` must be on the device mesh of `{lead}`, {mesh}, but is on {value.device_mesh}")
     kinds = torch.distributed.tensor
     for placement in value.placements:
         plain = type(placement) in (kinds.Shard, kinds.Replicate) or isinstance(placement, kinds.Partial)
@@ -59,11 +59,11 @@ def check_spread(name: str, value: "DTensor", lead: str, mesh: "DeviceMesh") -> 
 
 
 def as_dtensor(name: str, value: Tensor, lead: str, mesh: "DeviceMesh") -> "DTensor":
-    """A DTensor as it is, checked, or a plain tensor taken for the same on all processes.
+    """A DTensor as it is, after checks, or a plain tensor, which is assumed to be the same on all processes.
 
     Raises:
-        ValueError: For a DTensor on another mesh or in strided shards, and for a plain tensor that requires a gradient:
-            what each process would find is its own part of it.
+        ValueError: For a DTensor on another mesh or with strided shards, and for a plain tensor that requires a
+            gradient, because each process would find only its own part of it.
     """
     if is_dtensor(value):
         dtensor: Any = value
@@ -71,36 +71,36 @@ def as_dtensor(name: str, value: Tensor, lead: str, mesh: "DeviceMesh") -> "DTen
         return dtensor
     if value.requires_grad:
         raise ValueError(
-            f"`{name}` is a plain tensor that requires a gradient beside the DTensor `{lead}`, and every process would "
-            f"have a part of its gradient: make it a DTensor, by torch.distributed.tensor.distribute_tensor({name}, "
+            f"`{name}` is a plain tensor that requires a gradient beside the DTensor `{lead}`, so every process would "
+            f"get only a part of its gradient: make it a DTensor by torch.distributed.tensor.distribute_tensor({name}, "
             f"mesh), or detach it"
         )
     return torch.distributed.tensor.DTensor.from_local(value, mesh, replicated(mesh), run_check=False)
 
 
 def placed(value: "DTensor", placements: "Sequence[Placement]") -> "DTensor":
-    """The tensor with these placements, by whatever communication that takes."""
+    """The tensor with these placements, with whatever communication that takes."""
     if tuple(value.placements) == tuple(placements):
         return value
     return value.redistribute(placements=list(placements))
 
 
 def local_part(value: "DTensor", grad_placements: "Sequence[Placement]") -> Tensor:
-    """What this process has of the tensor; its gradient there is of these placements."""
+    """The local part of the tensor, whose gradient has these placements."""
     local = value.to_local(grad_placements=list(grad_placements))
-    if hasattr(local, "trigger_wait"):  # still under way, as some of torch's operations leave their results
+    if hasattr(local, "trigger_wait"):  # not yet complete: some operations of torch are asynchronous
         return local.clone()
     return local
 
 
 def part_beside(value: "DTensor", rows: "Sequence[Placement]", axes: dict[int, int], batch: Sequence[int]) -> Tensor:
-    """What this process needs of a tensor beside rows that lie so.
+    """The part of a tensor that this process needs for rows with these placements.
 
     Args:
-        value: A number for each row, or for many.
+        value: One number for each row, or for several.
         rows: Placements of the rows.
-        axes: Which axis of the rows is which of the tensor.
-        batch: Axes of the rows that number them, not their items.
+        axes: Maps axes of the rows to axes of the tensor.
+        batch: Axes of the rows that number the rows, not their items.
     """
     placements, grad_placements = list[Any](), list[Any]()
     for placement in rows:
@@ -117,7 +117,7 @@ def part_beside(value: "DTensor", rows: "Sequence[Placement]", axes: dict[int, i
 
 
 def chunks(length: int, parts: int) -> list[int]:
-    """Lengths of shards: as ``torch.chunk`` cuts, with empty ones at the end."""
+    """Lengths of shards, as ``torch.chunk`` cuts them, with empty ones at the end."""
     size = -(-length // parts)
     return [max(0, min(size, length - part * size)) for part in range(parts)]
 
@@ -125,6 +125,6 @@ def chunks(length: int, parts: int) -> list[int]:
 def whole(
     local: Tensor, like: "DTensor", placements: "Sequence[Placement]", shape: torch.Size, stride: tuple[int, ...]
 ) -> "DTensor":
-    """The tensor of this shape of which each process has a local part; on the mesh of another one."""
+    """The DTensor of this shape of which each process has a local part, on the mesh of another one."""
     kind = torch.distributed.tensor.DTensor
     return kind.from_local(local, like.device_mesh, list(placements), run_check=False, shape=shape, stride=stride)

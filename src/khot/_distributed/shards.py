@@ -1,7 +1,7 @@
-"""Rows of which each process holds a part of the items: sums, maxima and gathers over the processes.
+"""Sharded rows, of which each process holds some items: sums, maxima and gathers over the processes.
 
-A function that handles such rows finds in :func:`shards_of_rows` who holds the other parts. What it decides of control
-flow it decides from reduced numbers, which are the same on all processes: else they would wait for each other.
+A function that handles such rows gets the processes that hold the other parts from :func:`shards_of_rows`. Its control
+flow must depend only on reduced numbers, which are the same on all processes; otherwise it would deadlock.
 """
 
 import threading
@@ -20,12 +20,12 @@ __all__ = ["Shards", "row_sums", "shards_of_rows", "spread_over"]
 
 
 class Shards(NamedTuple):
-    """Who holds the items of the rows in this call, and how many there are.
+    """The processes that hold the items of the rows in this call, and the numbers of items.
 
     Attributes:
-        groups: The groups of processes over which the items are spread, one for each axis of the mesh that cuts rows.
-        n: Items of a row, on all processes.
-        lengths: Items of each part, in the order in which :meth:`gather` has them.
+        groups: The groups of processes over which the items are spread, one for each mesh axis that shards rows.
+        n: Number of items of a row, on all processes.
+        lengths: Number of items of each part, in the order of :meth:`gather`.
     """
 
     groups: "tuple[ProcessGroup, ...]"
@@ -34,7 +34,7 @@ class Shards(NamedTuple):
 
     @classmethod
     def of_parts(cls, group: "ProcessGroup", items: int, device: torch.device) -> "Shards":
-        """Where each process of a group has so many items, of which others do not know: one collective."""
+        """For a group in which each process has this many items, unknown to the others: one collective."""
         lengths = torch.zeros(dist.get_world_size(group), dtype=torch.long, device=device)
         lengths[dist.get_rank(group)] = items
         dist.all_reduce(lengths, group=group)
@@ -66,12 +66,12 @@ class Shards(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The place in its row of the first item that is here."""
+        """The position in its row of the first local item."""
         return sum(self.lengths[: self.own])
 
     @property
     def own(self) -> int:
-        """The number of this process's part among those gathered."""
+        """The number of this process's part among the gathered parts."""
         number = 0
         for group in self.groups:
             number = number * dist.get_world_size(group) + dist.get_rank(group)
@@ -86,12 +86,12 @@ _state = _State()
 
 
 def shards_of_rows() -> Shards | None:
-    """Who holds the other parts of the rows that this thread handles; None where rows are whole."""
+    """The processes that hold the other parts of the rows that this thread handles; None if rows are whole."""
     return _state.current
 
 
 def row_sums(*values: Tensor) -> list[Tensor]:
-    """Sums of rows, whole or in parts, along the last axis; not differentiable where they are in parts."""
+    """Sums of rows, whole or in parts, along the last axis; not differentiable if they are in parts."""
     sums = [value.sum(-1) for value in values]
     shards = None if torch.compiler.is_compiling() else shards_of_rows()
     return sums if shards is None else shards.sum(*sums)
@@ -99,7 +99,7 @@ def row_sums(*values: Tensor) -> list[Tensor]:
 
 @contextmanager
 def spread_over(shards: Shards) -> Iterator[None]:
-    """In this block rows are parts, which only functions that ask :func:`shards_of_rows` handle rightly."""
+    """In this context rows are parts, which only functions that use :func:`shards_of_rows` handle correctly."""
     _state.current, before = shards, _state.current
     try:
         yield

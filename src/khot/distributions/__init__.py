@@ -1,4 +1,4 @@
-"""Sampling designs: Pyro distributions over k-hot vectors, and the classical use of their draws."""
+"""Sampling designs: Pyro distributions over k-hot vectors, and classical estimates from their draws."""
 
 from . import kl as _kl  # noqa: F401  (registers the divergences)
 from .brewer import Brewer

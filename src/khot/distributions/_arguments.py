@@ -1,4 +1,4 @@
-"""Checks of the arguments that the distributions have in common."""
+"""Argument checks that the distributions share."""
 
 import functools
 import operator
@@ -20,7 +20,7 @@ RANGE_ADVICE = "ConditionalPoisson(logits=logits, k=(low, high)) takes a range o
 
 
 class Vector(constraints.Constraint):
-    """``constraints.independent(base, 1)``, which fails on empty batches."""
+    """Like ``constraints.independent(base, 1)``, which fails on empty batches."""
 
     event_dim = 1
 
@@ -36,7 +36,7 @@ class Vector(constraints.Constraint):
 
 
 def without_relaxation(init: Init) -> Init:
-    """Of a design whose logits are natural parameters: its ``__init__``, with the reason why it takes no relaxation."""
+    """Wraps ``__init__`` of a design whose logits are natural parameters, to explain why it takes no relaxation."""
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -44,7 +44,7 @@ def without_relaxation(init: Init) -> Init:
             if name in kwargs:
                 raise TypeError(
                     f"{type(self).__name__} takes no `{name}`, as its `logits` are natural parameters: divide them by "
-                    "a temperature, or give inclusion probabilities, probs=sigmoid_topk(logits, k, temperature), to a "
+                    "a temperature, or pass inclusion probabilities, probs=sigmoid_topk(logits, k, temperature), to a "
                     "design that takes `probs`"
                 )
         init(self, *args, **kwargs)
@@ -70,7 +70,7 @@ def checked_param(name: str, value: Any) -> Tensor:
 
 
 def checked_size(k: Any, param: Tensor) -> Tensor:
-    """An int as a tensor of the batch shape of ``param``, or a tensor of whatever shape on its device."""
+    """An int as a tensor of the batch shape of ``param``; a tensor as it is, on the device of ``param``."""
     shape = shape_of(param)
     n = shape[-1]
     if isinstance(k, tuple):
@@ -80,7 +80,7 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
         return k.to(param.device, torch.long)
     if not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-    return torch.full(shape[:-1], operator.index(k), device=param.device)  # no copy from the host to wait for
+    return torch.full(shape[:-1], operator.index(k), device=param.device)  # avoids a copy from the host and its wait
 
 
 def _check_integers(name: str, k: Any) -> None:
@@ -93,7 +93,7 @@ def _check_integers(name: str, k: Any) -> None:
 
 
 def checked_range(k: tuple[Any, ...], n: int) -> tuple[int | Tensor, int | Tensor]:
-    """The smallest and the largest of a range of sizes; of ints ``0 <= low <= high <= n`` holds."""
+    """The smallest and the largest size of a range; ints satisfy ``0 <= low <= high <= n``."""
     if len(k) != 2:
         raise ValueError(f"a range of sizes must be k=(low, high) or k=(low, high, log_prior), but got k={k!r}")
     for i, end in enumerate(k):
@@ -106,7 +106,7 @@ def checked_range(k: tuple[Any, ...], n: int) -> tuple[int | Tensor, int | Tenso
 
 
 def broadcast_with_k(name: str, param: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """The parameter ``(*batch, n)`` and ``k``, both with the batch shape that the two have together."""
+    """The parameter ``(*batch, n)`` and ``k``, both expanded to their common batch shape."""
     own_shape = shape_of(param)[:-1]
     try:
         batch_shape = broadcast_shapes(own_shape, shape_of(k))
@@ -121,7 +121,7 @@ def broadcast_with_k(name: str, param: Tensor, k: Tensor) -> tuple[Tensor, Tenso
 
 
 def broadcast_with_prior(param: Tensor, k: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """Logits ``(*batch, n)`` and the log-prior of ``k = (low, high, log_prior)``, with the batch shape of both."""
+    """Logits ``(*batch, n)`` and the log-prior of ``k = (low, high, log_prior)``, with their common batch shape."""
     low, high, log_prior = k
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         raise TypeError(f"a prior over the size needs ints as the ends of its range, but got k={k!r}")
@@ -147,7 +147,7 @@ def broadcast_with_prior(param: Tensor, k: tuple[Any, ...]) -> tuple[Tensor, Ten
 
 
 def shapes_of(param: SizeLike, others: dict[str, Size]) -> tuple[Size, Size]:
-    """Batch and event shape for a parameter of this shape and what others there are, as ``infer_shapes`` wants them."""
+    """Batch and event shape for a parameter of this shape and the other arguments given, as ``infer_shapes`` needs."""
     batch_shape = broadcast_shapes(param[:-1], others.get("k", Size()))
     return batch_shape, Size(param[-1:])
 
@@ -158,7 +158,7 @@ def checked_order(order: Any) -> str:
 
 
 def in_short(value: Any) -> Any:
-    """A setting as ``repr`` shows it: numbers, names, and shapes of tensors."""
+    """A setting as ``repr`` shows it: a number, a name, or the shape of a tensor."""
     if isinstance(value, Tensor) and (value.numel() != 1 or not can_look(value)):
         return tuple(value.shape)
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""What designs share whose draws go through the units in an order: where it is given, the law is known."""
+"""The shared part of designs that process the units in an order; if the order is given, their law is known."""
 
 from types import ModuleType
 
@@ -8,7 +8,7 @@ from .design import SamplingDesign
 
 
 class DesignInOrder(SamplingDesign):
-    """Goes through the units in the given order, ``order="fixed"``, or shuffles them for each draw, ``"random"``."""
+    """Processes the units in the given order, ``order="fixed"``, or shuffles them for each draw, ``order="random"``."""
 
     _settings = ("order",)
     _complete_with = "order='fixed'"

@@ -1,4 +1,4 @@
-"""What designs, relaxed laws and the estimators that wrap designs have in common: their checks, and their draws."""
+"""The shared part of designs, relaxed laws and the estimators that wrap designs: their checks and their draws."""
 
 from collections.abc import Callable
 from inspect import signature
@@ -22,19 +22,19 @@ Law = TypeVar("Law", bound="KHotDistribution")
 class KHotDistribution(TorchDistribution):
     """A distribution over vectors of n units, whose shapes and values are checked in one place.
 
-    With validation on, contents are checked where there are any: not of meta and fake tensors, nor of those that a
-    compiler traces; in a trace of torch.jit those of values, when it runs.
+    With validation on, contents are checked if there are any: not those of meta tensors, fake tensors, or tensors that
+    a compiler traces. In a trace of torch.jit, the contents of values are checked when the trace runs.
     """
 
     parameter_name = "logits"
     _derived: tuple[Snapshot, dict[str, Any]] | None = None  # see `derived`
-    _shared_k: int | None = None  # the size, where it is known to be the same in all rows
+    _shared_k: int | None = None  # the size, if it is known to be the same in all rows
     _log_prob: Any  # log-probability of values in the support
 
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
     ) -> None:
-        self._batch_shape, self._event_shape = batch_shape, event_shape  # the checks of torch's __init__ come below
+        self._batch_shape, self._event_shape = batch_shape, event_shape  # torch's __init__ checks come below
         if validate_args is not None:
             self._validate_args = validate_args
         if self._validate_args:
@@ -47,21 +47,21 @@ class KHotDistribution(TorchDistribution):
             if self._fits():
                 return
             self._validate_range()
-        # In transforms of torch.func torch's checks can look.
+        # Inside transforms of torch.func, torch's own checks can read the contents.
         if looks or (has_contents(*tensors) and not is_tracing() and validates(*tensors)):
             super().__init__(self._batch_shape, self._event_shape, validate_args=validate_args)
         if looks:
             self._validate_contents()
 
     def _fits(self) -> bool:
-        """Whether one look tells that all checks of the parameters will pass, which are slow: each is for one message.
+        """Whether one quick test shows that all checks of the parameters will pass. The checks are slower.
 
-        False where a subclass has further ``arg_constraints``.
+        Each of them serves one error message. False if a subclass has further ``arg_constraints``.
         """
         return False
 
     def _validate_range(self) -> None:
-        """Checks what torch would check without naming a cure."""
+        """Makes the checks for which torch would raise without advice."""
 
     def _validate_contents(self) -> None:
         """Checks the contents of the parameters, beyond their ``arg_constraints``."""
@@ -71,16 +71,16 @@ class KHotDistribution(TorchDistribution):
 
         Args:
             sample_shape: Shape of the independent draws.
-            generator: Source of randomness on the device of the parameters, torch's default one if None. Inside of a
-                vmap its numbers follow ``randomness`` as those of the default one do; ``torch.compile`` has no
-                generators in its graphs, which break here.
+            generator: Source of randomness on the device of the parameters; by default torch's own. Inside a vmap its
+                numbers follow ``randomness``, as those of the default one do. ``torch.compile`` cannot trace
+                generators, so graphs break here.
         """
         with torch.no_grad():
             return draw(self, sample_shape, generator, "rsample")
 
     @property
     def parameter(self) -> Tensor:
-        """The tensor that the law was made from, as ``parameter_name`` says."""
+        """The tensor that the law was constructed from, as ``parameter_name`` says."""
         return cast(Tensor, self.__dict__[self.parameter_name])
 
     @property
@@ -90,30 +90,30 @@ class KHotDistribution(TorchDistribution):
 
     @property
     def in_float32(self: Law) -> Law:
-        """The same law with results in float32 if its dtype is a half type, for whoever computes with them; else self.
+        """The same law with results in float32 if its dtype is a half type, for further computations; otherwise self.
 
-        Its draws with a seed are those of this law, and gradients go to the parameter of this law, rounded once.
+        With the same seed its draws are those of this law. Gradients reach the parameter of this law, rounded once.
         """
         if not self._is_rounded:
             return self
         return cast(Law, self.derived("in_float32", type(self)._made_in_float32))
 
     def derived(self, name: str, make: Callable[[Any], Any]) -> Any:
-        """``make(self)``, made once for the parameters as they are, and anew when they have changed.
+        """``make(self)``, computed once, and again when the parameters have changed.
 
-        A compiler is given the operations each time, and removes repeated ones itself.
+        A compiler records the operations each time, and removes repeated ones itself.
         """
         if torch.compiler.is_compiling():
             with torch.enable_grad():
                 return make(self)
         found = self._derived_now()
         if name not in found:
-            with torch.enable_grad():  # which later callers may need
+            with torch.enable_grad():  # later callers may need the graph
                 found[name] = make(self)
         return found[name]
 
     def _derived_now(self) -> dict[str, Any]:
-        """What has been made of the parameters as they are."""
+        """The values computed from the current parameters."""
         sources = self._sources()
         if self._derived is None or not self._derived[0].holds(sources):
             self._derived = Snapshot(sources), {}
@@ -136,18 +136,18 @@ class KHotDistribution(TorchDistribution):
         return self.parameter.float()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles hold: not what was computed from the parameters, whose graph cannot be copied."""
+        """The state for copies and pickles, without computed values, whose graph cannot be copied."""
         return {name: value for name, value in self.__dict__.items() if name != "_derived"}
 
     def _tensors(self) -> list[Tensor]:
         return [value for value in vars(self).values() if isinstance(value, Tensor)]
 
     def _has_contents(self, *tensors: Tensor) -> bool:
-        """Whether these tensors and the parameters have contents, see :func:`khot._validation.has_contents`."""
+        """Whether these tensors and the parameters have contents; see :func:`khot._validation.has_contents`."""
         return has_contents(*tensors, *self._tensors())
 
     def _checks_contents(self, *tensors: Tensor) -> bool:
-        """Whether validation is on, and the checks of this library can look at these tensors and the parameters."""
+        """Whether validation is on, and the checks of this library can read these tensors and the parameters."""
         return bool(self._validate_args) and can_look(*tensors, *self._tensors())
 
     def _extended_shape(self, sample_shape: SizeLike = Size()) -> Size:
@@ -155,7 +155,7 @@ class KHotDistribution(TorchDistribution):
 
     @untraced
     def _validate_sample(self, value: Tensor) -> None:
-        """As in torch; where rows differ in k, a value for several of them, as in enumeration over k, must fit one."""
+        """As in torch; but if rows differ in k, a value for several rows, as in enumeration over k, must fit one."""
         check_strided("value", value)
         if not (self._has_contents(value) and validates(value, *self._tensors())):
             self._validate_shape(value)
@@ -172,7 +172,7 @@ class KHotDistribution(TorchDistribution):
                 raise
 
     def _log_prob_of_any(self, value: Tensor, some_value: Callable[[], Tensor]) -> Tensor:
-        """``_log_prob`` of values in the support, ``-inf`` of others, in whose place ``some_value()`` is scored."""
+        """``_log_prob`` of values in the support, ``-inf`` elsewhere, where ``some_value()`` is scored instead."""
         if self._validate_args:
             self._validate_sample(value)
             if self._shared_k is not None:
@@ -184,7 +184,7 @@ class KHotDistribution(TorchDistribution):
         return self._log_prob(value).masked_fill(~inside, -torch.inf)
 
     def _is_in_support(self, value: Tensor) -> bool:
-        """Whether one look tells that a value will pass all checks, which are slow: each is for one message."""
+        """Whether one quick test shows that a value will pass all checks, which are slower: each serves one message."""
         shape = self._batch_shape + self._event_shape
         if value.shape[value.dim() - len(shape) :] != shape:
             return False
@@ -199,24 +199,24 @@ class KHotDistribution(TorchDistribution):
         if value.shape[-1:] != self.event_shape or not shape:
             raise ValueError(
                 f"a value must have a shape that broadcasts with batch_shape + event_shape, "
-                f"{tuple(self.batch_shape + self.event_shape)}, and ends as it does, but got {tuple(value.shape)}"
+                f"{tuple(self.batch_shape + self.event_shape)}, with the same last axis, but got {tuple(value.shape)}"
             )
 
 
 def is_half(dtype: torch.dtype) -> bool:
-    """Whether a dtype has fewer digits than float32, which takes over all arithmetic for it."""
+    """Whether a dtype has fewer digits than float32, which is then used for all arithmetic."""
     return dtype.itemsize < torch.float32.itemsize
 
 
 def column(value: float | Tensor) -> float | Tensor:
-    """A number, or a tensor of the batch shape with a last dimension for the units."""
+    """A number as it is, or a tensor of the batch shape with a last dimension added for the units."""
     return value.unsqueeze(-1) if isinstance(value, Tensor) else value
 
 
 def draw(
     design: Distribution, sample_shape: SizeLike, generator: torch.Generator | None = None, method: str = "sample"
 ) -> Tensor:
-    """``design.sample`` or ``design.rsample``, from a generator if one is given: of any distribution that takes one.
+    """``design.sample`` or ``design.rsample``, passing on a generator if one is given and the distribution takes one.
 
     Raises:
         TypeError: If the distribution takes no generator.
@@ -224,9 +224,9 @@ def draw(
     if generator is None:
         return cast(Tensor, getattr(design, method)(sample_shape))
     source: Any = design
-    while isinstance(source, (Independent, MaskedDistribution)):  # which draw as what they wrap does
+    while isinstance(source, (Independent, MaskedDistribution)):  # these draw from what they wrap
         source = source.base_dist
     drawn_by = getattr(source, method)
     if "generator" not in signature(drawn_by).parameters:
-        raise TypeError(f"`generator` must be None here: {type(source).__name__}.{method} takes none")
+        raise TypeError(f"`generator` must be None here: {type(source).__name__}.{method} takes no generator")
     return cast(Tensor, drawn_by(sample_shape, generator=generator))

@@ -14,16 +14,16 @@ from .design import SamplingDesign
 class Brewer(SamplingDesign):
     r"""Draws k-hot vectors with exactly the given inclusion probabilities, unit by unit.
 
-    Unit j is drawn next with a probability proportional to
+    The next unit is unit j with a probability proportional to
 
     .. math:: \frac{\pi_j (k - a - \pi_j)}{k - a - \pi_j m}
 
-    with m units still to draw and a the sum of :math:`\pi_i` over those drawn. ``mean`` is ``probs``. A draw takes
-    O(nk) time. ``log_prob`` is exact, in O(2^k n) time and for k up to 10: it sums over the orders in which the units
-    of a vector may be drawn, on a CPU in about 10 MB besides the vectors. For k = 2 the law is that of
-    :class:`~khot.Sampford`, close to it otherwise, whose ``log_prob`` takes any k.
+    where m units are still to be drawn and a is the sum of :math:`\pi_i` over those drawn already. ``mean`` is
+    ``probs``. A draw takes O(nk) time. ``log_prob`` is exact; it sums over the orders in which the units of a vector
+    may be drawn, for k up to 10, in O(2^k n) time and on a CPU with about 10 MB besides the vectors. For k = 2 the law
+    is that of :class:`~khot.Sampford`. For other k it is close to it, and Sampford's ``log_prob`` takes any k.
 
-    Everything computed is differentiable to any order in ``probs``, along changes that keep the sum, and in ``logits``.
+    All results are differentiable to any order in ``logits``, and in ``probs`` along changes that keep the sum.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
@@ -36,7 +36,7 @@ class Brewer(SamplingDesign):
     Raises:
         TypeError: If an argument has the wrong type or dtype.
         ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
-        NotImplementedError: By ``log_prob``, if k exceeds 10.
+        NotImplementedError: In ``log_prob``, if k exceeds 10.
 
     References:
         [1] Brewer (1975), "A simple procedure for sampling pi-ps wor", Australian Journal of Statistics 17(3).
@@ -72,7 +72,7 @@ class Brewer(SamplingDesign):
         return self._in_slabs(log_prob, self.probs, value, largest=law.SLAB >> size).to(self.probs.dtype)
 
     def _largest_k(self) -> int:
-        """The largest k of any row, or n where it cannot be read."""
+        """The largest k of all rows, or n if k cannot be read."""
         if isinstance(self.size, int):
             return self.size
         if not can_look(self.k):

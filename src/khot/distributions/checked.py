@@ -1,4 +1,4 @@
-"""Checks of what a design is made from, and of the values given to it: each with a message that names the cure."""
+"""Checks of the parameters of a design and of the values given to it. Each error message says what to do."""
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class CheckedDesign(EnumeratedDesign):
             raise ValueError(f"`temperature` must be positive and finite, but got {self.temperature}")
         if self.parameter_name == "probs":
             self._check_probs(
-                self.parameter, "`probs`", "round or rescale it; for sums that are no integer there is PhantomUnit"
+                self.parameter, "`probs`", "round or rescale it; for sums that are not integers, use PhantomUnit"
             )
 
     def _check_probs(self, probs: Tensor, name: str, advice: str) -> None:
@@ -64,7 +64,7 @@ class CheckedDesign(EnumeratedDesign):
             )
 
     def _validate_infinite_logits(self) -> None:
-        """For logits that are natural parameters: ``inf`` includes a unit and ``-inf`` excludes it, k in between."""
+        """Checks natural parameters: ``inf`` includes a unit, ``-inf`` excludes it, and k must allow both."""
         if self.parameter_name == "probs":
             return
         included, possible = (self.parameter == torch.inf).sum(-1), (self.parameter > -torch.inf).sum(-1)
@@ -82,7 +82,7 @@ class CheckedDesign(EnumeratedDesign):
         except ValueError as error:
             if "support" not in str(error) or not can_look(value) or not ((value > 0) & (value < 1)).any():
                 raise
-            message = "entries between 0 and 1 are relaxed; where the guide is, so must the model be"
+            message = "entries between 0 and 1 are relaxed: relax the model too (khot.infer.KHotReparam)"
             raise ValueError(f"{error}\n{message} (khot.infer.KHotReparam)") from None
 
     def _sums_of(self, probs: Tensor) -> Tensor:
@@ -97,8 +97,8 @@ class CheckedDesign(EnumeratedDesign):
 
 
 def _sizes(total: Tensor, dtype: torch.dtype, n: int) -> Tensor:
-    """The integers that float64 sums of n probabilities of a dtype stand for."""
-    k = total.nan_to_num().round().long()  # NaN is for the checks to find
+    """The integers that the float64 sums of n rounded probabilities of a dtype represent."""
+    k = total.nan_to_num().round().long()  # the checks report NaN
     if not is_half(dtype) or not looks_at_contents(total):
         return k
     for other in (k - 1, k + 1):
@@ -106,7 +106,7 @@ def _sizes(total: Tensor, dtype: torch.dtype, n: int) -> Tensor:
         if doubtful.any():
             first = total[doubtful][0].item()
             raise ValueError(
-                f"`k` must be given with `probs` in {dtype}, whose rounded entries sum to {first:.6g} and may stand "
-                f"for a size of {other[doubtful][0]} as well as {k[doubtful][0]}: pass k=..., or `probs` in float32"
+                f"`k` must be given with `probs` in {dtype}: the sum {first:.6g} of the rounded entries fits the size "
+                f"{other[doubtful][0]} as well as {k[doubtful][0]}; pass k=..., or `probs` in float32"
             )
     return k

@@ -31,46 +31,49 @@ from .enumeration import MAX_SUPPORT, TOO_MANY_ADVICE
 
 
 class ConditionalPoisson(SamplingDesign):
-    r"""The law :math:`P(x) \propto \exp\langle\theta, x\rangle` on k-hot vectors: what Categorical is for one-hot ones.
+    r"""The law :math:`P(x) \propto \exp\langle\theta, x\rangle` on k-hot vectors, the k-hot counterpart of Categorical.
 
     ``logits`` are the natural parameters :math:`\theta`, the log-odds of independent Bernoulli units that are
-    conditioned on :math:`\sum_i x_i = k`; a constant added to a row changes nothing. It is the design of largest
-    entropy among those with its inclusion probabilities :math:`\pi`, and ``probs`` :math:`= \pi` determines it: the
-    logits are then solved for.
+    conditioned on :math:`\sum_i x_i = k`. Adding a constant to a row changes nothing. Among all designs with the same
+    inclusion probabilities :math:`\pi` this one has the largest entropy, and ``probs`` :math:`= \pi` determines it: the
+    logits are then found by solving an equation.
 
-    Everything is exact, in float64, at O(n log² n) cost: sampling, ``log_prob``, ``mean`` :math:`= \pi = \nabla_\theta
-    \log Z`, ``entropy``; and differentiable to any order. ``log_prob`` is linear in its value, so that a
-    straight-through sample has the exact gradient of the entropy.
+    Everything is exact and computed in float64 at O(n log² n) cost: sampling, ``log_prob``, ``mean``
+    :math:`= \pi = \nabla_\theta \log Z` and ``entropy``. All of it is differentiable to any order. ``log_prob`` is
+    linear in the value, so a straight-through sample has the exact gradient of the entropy.
 
-    Of a DTensor whose rows are cut, ``log_prob``, ``mean`` and ``entropy`` come from sums over the processes, at most
-    31 complex numbers a row, unless hardly any unit's fate is open; a draw gathers the logits, whose tree then does not
-    depend on the number of processes.
+    For a DTensor with sharded rows, ``log_prob``, ``mean`` and ``entropy`` need only sums over the processes, of at
+    most 31 complex numbers per row, unless almost all units are certain. A draw gathers the logits, so that their tree
+    does not depend on the number of processes.
 
-    On a CPU a batch of more than 131072 logits takes at most 16 times their memory in float32, as the product trees are
-    made some rows at a time, and again for derivatives. A smaller one is taken whole, with up to 50 MB, and all methods
-    share one tree, which the design keeps as long as it lives. So does one long row: its tree has log2 n levels of up
-    to two float64 numbers a unit, of which a gradient needs the cotangents too, 50 times the logits at n = 262144.
-    With numba, rows of at most 16384 units need no tree: of them a few numbers a unit are kept.
+    On a CPU, a batch of more than 131072 logits takes at most 16 times their memory in float32, because the product
+    trees are built for some rows at a time, and again for derivatives. A smaller batch is processed as a whole, with up
+    to 50 MB, and all methods share one tree, which the design keeps as long as it lives. The same holds for one long
+    row: its tree has log2 n levels of up to two float64 numbers per unit, and a gradient also needs their cotangents,
+    in total 50 times the logits at n = 262144. With numba, rows of at most 16384 units need no tree, only a few numbers
+    per unit.
 
-    **A range of sizes**, ``k=(low, high)`` with logits: the Bernoulli units given :math:`low \le \sum_i x_i \le
-    high`, ``(0, k)`` for at most k of them. All of the above holds, from the same tree. The size of a draw is random,
-    with the law ``size_probs``, and a constant added to the logits shifts it; ``k`` and ``largest_k`` are its ends.
-    ``enumerate_support`` lists the vectors by size, then in lexicographic order, and ``sample_indices`` needs one size.
+    **A range of sizes**, ``k=(low, high)`` with logits: the Bernoulli units conditioned on
+    :math:`low \le \sum_i x_i \le high`; use ``(0, k)`` for at most k ones. Everything above holds, with the same tree.
+    The size of a draw is random with the law ``size_probs``, and adding a constant to the logits shifts it. ``k`` and
+    ``largest_k`` are the ends of the range. ``enumerate_support`` lists the vectors by size and then in lexicographic
+    order; ``sample_indices`` needs a single size.
 
-    **A prior over the size**, ``k=(low, high, log_prior)``: the size m has the probability ``exp(log_prior[..., m -
-    low])``, whatever the logits, and given its size x is conditional Poisson. A constant added to the logits changes
-    nothing then. ``log_prior`` is normalised if it is not, may be ``-inf``, and has a gradient. Everything is exact,
-    and takes as long as one law for each size::
+    **A prior over the size**, ``k=(low, high, log_prior)``: size m has the probability
+    ``exp(log_prior[..., m - low])``, whatever the logits, and given its size x is conditional Poisson. Adding a
+    constant to the logits then changes nothing. ``log_prior`` is normalised automatically, may contain ``-inf``, and
+    has a gradient. Everything is exact, and takes as long as one law per size::
 
-        log_prior = -0.5 * torch.arange(11.0)  # of 0 to 10 ones: each one more costs half a nat
+        log_prior = -0.5 * torch.arange(11.0)  # 0 to 10 ones; each further one costs half a nat
         ConditionalPoisson(logits=torch.zeros(100), k=(0, 10, log_prior))
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.
         logits: Natural parameters ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
-        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``,
-            with which it may be a range ``(low, high)`` of such, or a range of ints with a prior over the size,
-            ``(low, high, log_prior)``: log-probabilities ``(..., high - low + 1)`` that broadcast with the batch shape.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
+            With ``logits`` it may also be a range ``(low, high)`` of ints or integer tensors, or a range of ints with a
+            prior over the size, ``(low, high, log_prior)``, where the log-probabilities ``(..., high - low + 1)``
+            broadcast with the batch shape.
         validate_args: Whether to check the contents of tensors.
 
     Raises:
@@ -82,7 +85,7 @@ class ConditionalPoisson(SamplingDesign):
     References:
         [1] Chen, Dempster, Liu (1994), "Weighted finite population sampling to maximize entropy", Biometrika 81(3).
         [2] Ahmed, Zeng, Niepert, Van den Broeck (2023), "SIMPLE: a gradient estimator for k-subset sampling":
-            straight-through on these inclusion probabilities.
+            straight-through gradients with these inclusion probabilities.
 
     Example:
         >>> design = ConditionalPoisson(logits=torch.tensor([0.0, 0.0, 1.0]), k=2)
@@ -97,8 +100,8 @@ class ConditionalPoisson(SamplingDesign):
     """
 
     _knows_parts = True
-    _shared_ends: tuple[int, int] | None = None  # the range of all rows, if it is given by ints
-    log_prior: Tensor | None = None  # that of the size as it was given, with the batch shape, `(..., high - low + 1)`
+    _shared_ends: tuple[int, int] | None = None  # the range of all rows, if it is given as ints
+    log_prior: Tensor | None = None  # the log-prior of the size as given, with the batch shape `(..., high - low + 1)`
 
     @without_relaxation
     def __init__(
@@ -133,8 +136,8 @@ class ConditionalPoisson(SamplingDesign):
 
     @property
     def size(self) -> Any:
-        """``k`` as an int where it is known to be the same in all rows, else as a tensor; a range as a pair of such."""
-        if not self.size_varies:  # without super(), of which torch.compile has no properties
+        """``k`` as an int if it is known to be the same in all rows, else as a tensor; a range as a pair of these."""
+        if not self.size_varies:  # without super(): torch.compile does not support properties through it
             return self.k if self._shared_k is None else self._shared_k
         if self._shared_ends is None:
             return SizeRange(self.k, self.largest_k)
@@ -166,8 +169,8 @@ class ConditionalPoisson(SamplingDesign):
         self._validate_infinite_logits()
         if self.log_prior is not None and not (size_prior.log_size_law(self.logits, self.size) <= 0).any(-1).all():
             raise ValueError(
-                "each row of `k[2]`, the log-probabilities of the sizes, must hold numbers below inf and give a size "
-                f"that the logits allow a probability, but got {self.log_prior}"
+                "each row of `k[2]`, the log-probabilities of the sizes, must be below inf and must give a positive "
+                f"probability to a size that the logits allow, but got {self.log_prior}"
             )
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
@@ -176,7 +179,7 @@ class ConditionalPoisson(SamplingDesign):
 
     @lazy_property
     def logits(self) -> Tensor:
-        """Natural parameters; those found from ``probs`` have mean 0."""
+        """Natural parameters; if they were computed from ``probs``, their mean is 0."""
         return solve_logits(self.probs, self.size, log_odds=self._found("log_odds")).to(self.probs.dtype)
 
     @lazy_property
@@ -188,7 +191,7 @@ class ConditionalPoisson(SamplingDesign):
 
     @lazy_property
     def _inclusion(self) -> Tensor:
-        """``probs`` in float64, from ``logits``; nobody else's, so that other results can be made of it."""
+        """``probs`` in float64, computed from ``logits``. Not shared with users, so other results may be made of it."""
         return cast(Tensor, self._law.inclusion_probabilities(self.logits, self.size, self.kept))
 
     def works_on_parts(self, member: str) -> bool:
@@ -200,14 +203,14 @@ class ConditionalPoisson(SamplingDesign):
 
     @lazy_property
     def _has_spread(self) -> bool:
-        """Of a design whose rows are cut: whether sums give the law of the number of ones."""
+        """For a design with sharded rows: whether sums give the law of the number of ones."""
         here, shards = cast(ConditionalPoisson, self.parts_here), cast(SpreadBatch, self.spread).in_parts().shards
         with spread_over(shards):
             return law_of_parts.has_spread(here.logits, here.k, here._open_centre, shards)
 
     @lazy_property
     def _open_centre(self) -> Tensor:
-        """Of parts of rows: what their laws are seen from."""
+        """For sharded rows: the point around which their laws are expanded."""
         return law_of_parts.open_centre(self.logits, self.k, cast(Shards, shards_of_rows()))
 
     def _of_parts(self, function: Callable[..., Tensor], shards: Shards) -> Tensor:
@@ -220,7 +223,7 @@ class ConditionalPoisson(SamplingDesign):
     def pairwise_inclusion(self) -> Tensor:
         """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n²) time.
 
-        Small entries have as many digits as others. Where a few units dominate a row, that takes more time, O(n log² n)
+        Small entries have as many digits as others. In rows that a few units dominate this takes more time, O(n log² n)
         for each unit with such entries.
         """
         mean = self.probs.double() if self.parameter_name == "probs" else self._inclusion
@@ -228,12 +231,12 @@ class ConditionalPoisson(SamplingDesign):
 
     @property
     def covariance_matrix(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of the covariances of the x_i; O(n²) time, or as ``pairwise_inclusion``."""
+        """Matrix ``(..., n, n)`` of the covariances of the x_i; takes as long as ``pairwise_inclusion``."""
         return self._law.covariance(self.logits, self.size).to(self.logits.dtype)
 
     @property
     def size_probs(self) -> Tensor:
-        """P(sum of x = s) for s = 0, ..., n, ``(..., n + 1)``, differentiable; 1 at ``k`` where the size is fixed."""
+        """P(sum of x = s) for s = 0, ..., n, ``(..., n + 1)``, differentiable; 1 at ``k`` if the size is fixed."""
         if not self.size_varies:
             size = torch.arange(self.event_shape[0] + 1, device=self.k.device)
             return (size == self.k.unsqueeze(-1)).to(self.parameter.dtype)
@@ -241,7 +244,7 @@ class ConditionalPoisson(SamplingDesign):
 
     @property
     def mode(self) -> Tensor:
-        """The k-hot vector of the k largest logits; of a range k is the number of positive ones, or the nearest end."""
+        """The k-hot vector of the k largest logits. In a range, k is the number of positive ones, or the nearer end."""
         if not self.size_varies:
             return topk_mask(self.parameter, self.size)
         if self.log_prior is not None:
@@ -254,17 +257,17 @@ class ConditionalPoisson(SamplingDesign):
             ends = self.k, self.largest_k
             if not can_look(*ends) or not torch.equal(*ends):
                 raise NotImplementedError(
-                    f"{wanted} needs draws of one size, but those of this design have a range of sizes, {self.support}"
+                    f"{wanted} needs draws of one size, but this design has a range of sizes, {self.support}"
                 )
         return super().sizes(wanted)
 
     @one_operation
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All k-hot vectors along a new first dimension: by size, those of a size in lexicographic order of positions.
+        """All k-hot vectors along a new first dimension: by size, and then in lexicographic order of positions.
 
         Raises:
             NotImplementedError: If rows differ in ``k``.
-            ValueError: If there are more than ``MAX_SUPPORT`` of them.
+            ValueError: If there are more than ``MAX_SUPPORT`` vectors.
         """
         if not self.size_varies:
             return super().enumerate_support(expand)
@@ -272,8 +275,8 @@ class ConditionalPoisson(SamplingDesign):
         counts = {size: math.comb(n, size) for size in range(low, high + 1)}
         if (count := sum(counts.values())) > MAX_SUPPORT:
             raise ValueError(
-                f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but those of {low} to {high} ones out "
-                f"of {n} units are {count}; {TOO_MANY_ADVICE}"
+                f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but there are {count} with {low} to "
+                f"{high} ones out of {n} units; {TOO_MANY_ADVICE}"
             )
         like, batch_shape = self.parameter.detach(), self.batch_shape
         values = torch.cat([k_hot_vectors(n, size, 0, number, like) for size, number in counts.items()])
@@ -281,10 +284,10 @@ class ConditionalPoisson(SamplingDesign):
         return values.expand(count, *batch_shape, n) if expand else values
 
     def shared_ends(self, wanted: str) -> tuple[int, int]:
-        """The range of sizes that all rows have.
+        """The range of sizes that all rows have in common.
 
         Raises:
-            NotImplementedError: For what is wanted, if rows differ in k, or the contents of k cannot be read.
+            NotImplementedError: If rows differ in k, or the contents of k cannot be read; the message names ``wanted``.
         """
         if self._shared_ends is None:
             if not can_look(self.k, self.largest_k):

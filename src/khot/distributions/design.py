@@ -1,7 +1,7 @@
-"""The base of all sampling designs: laws on the k-hot vectors in {0, 1}ⁿ, every draw with exactly k ones.
+"""The base of all sampling designs: laws on the k-hot vectors in {0, 1}ⁿ, of which every draw has exactly k ones.
 
-Here is what they have in common: the two parametrisations, their checks, shapes, ``expand``, enumeration, and the
-moments that follow from the first two orders of inclusion probabilities. A design adds its law.
+This module contains what they have in common: the two parametrisations, their checks, shapes, ``expand``, enumeration,
+and the moments that follow from first- and second-order inclusion probabilities. A design adds its law.
 """
 
 import operator
@@ -38,8 +38,8 @@ from .members import traced_through
 from .rounding import unrounded
 
 POSTERIOR_ADVICE = (
-    "(Pyro's compute_marginals and sample_posterior give nothing but one logit for each k-hot vector, which no design "
-    "can hold. There, sample the number of a vector, i ~ khot.infer.subset_categorical(design), and take "
+    "(Pyro's compute_marginals and sample_posterior provide one logit for each k-hot vector, which no design can "
+    "represent. With these, sample the number of a vector, i ~ khot.infer.subset_categorical(design), and take "
     "khot.infer.subset_vector(i, n, k))"
 )
 
@@ -47,61 +47,64 @@ Relaxation = Callable[[Tensor, Any, Any], Tensor]
 
 
 class SamplingDesign(CheckedDesign):
-    r"""A distribution over the k-hot vectors of length n; the base class, to which a subclass adds its law.
+    r"""A distribution over the k-hot vectors of length n; the base class, to which each subclass adds its law.
 
-    Its parameter is either ``probs``, the inclusion probabilities :math:`\pi_i = P(x_i = 1)`, whose sum is k, or
-    ``logits``, real scores of which ``probs = relaxation(logits, k, temperature)``, computed at first use. All results
-    are differentiable in the parameter. Exact 0 and 1 in ``probs`` are legal: such units are drawn never and always.
+    The parameter is either ``probs``, the inclusion probabilities :math:`\pi_i = P(x_i = 1)`, whose sum is k, or
+    ``logits``, real scores from which ``probs = relaxation(logits, k, temperature)`` are computed at first use. All
+    results are differentiable in the parameter. Exact 0 and 1 in ``probs`` are legal: such units are never or always
+    drawn.
 
-    ``log_prob`` is ``-inf``, with zero gradient, outside of the support; with validation on, values there are errors.
+    ``log_prob`` is ``-inf``, with zero gradient, outside the support; with validation on, values there are errors.
 
-    In Pyro a site is enumerated by ``infer={"enumerate": "parallel"}``; but one made of several latents by
-    ``to_event(1)`` is not, and ``config_enumerate`` passes it over without a word: declare the rows independent by a
-    plate instead. What asks for a Categorical, infer_discrete for one, takes :func:`~khot.subset_categorical`. Missing
-    rows of data are left out by ``pyro.sample(..., obs=x, obs_mask=seen)``, ``seen`` of the batch shape.
+    In Pyro, ``infer={"enumerate": "parallel"}`` enumerates a site. This does not work for a site made of several
+    latents by ``to_event(1)``, which ``config_enumerate`` skips silently: declare the rows independent by a plate
+    instead. For code that needs a Categorical, such as infer_discrete, use :func:`~khot.subset_categorical`. For
+    missing rows of data, use ``pyro.sample(..., obs=x, obs_mask=seen)`` with ``seen`` of the batch shape.
 
-    A subclass defines ``sample`` and what it has of ``_log_prob`` (of k-hot values: the rest is done here), ``entropy``
-    and ``pairwise_inclusion``. From a ``_log_prob`` alone the last two are computed here, exactly, as sums over all
-    C(n, k) vectors, if these are at most ``MAX_SUPPORT`` (1,000,000): that takes as many evaluations of ``_log_prob``.
-    What a design lacks raises NotImplementedError and names the designs that have it. One whose logits are natural
-    parameters overrides the lazy properties ``probs`` and ``logits``, each computed from the other; one that does not
-    draw with the probabilities ``probs`` overrides ``mean``; one with a known mode overrides ``mode``. ``expand`` and
-    copies work without further ado as long as every tensor among the attributes starts with ``batch_shape``.
+    A subclass defines ``sample`` and, if it has them, ``_log_prob`` (for k-hot values only), ``entropy`` and
+    ``pairwise_inclusion``. If it has only ``_log_prob``, this class computes the last two exactly as sums over all C(n,
+    k) vectors, provided that there are at most ``MAX_SUPPORT`` (1,000,000); this takes one evaluation of ``_log_prob``
+    per vector. Members that a design lacks raise NotImplementedError and name the designs that have them. A subclass
+    whose logits are natural parameters overrides the lazy properties ``probs`` and ``logits``, each computed from the
+    other; one that does not draw with the probabilities ``probs`` overrides ``mean``; one with a known mode overrides
+    ``mode``. ``expand`` and copies work without further code if every tensor among the attributes starts with
+    ``batch_shape``.
 
-    The parameter may be a ``torch.distributed.tensor.DTensor``, and so are the results. Each process then works on the
-    rows that it has, and draws follow one seed, whatever the number of processes. Rows that are cut are gathered when
-    the design is made, but those of order sampling and of :class:`~khot.ConditionalPoisson`: for these the guide "at
-    scale" lists what sums and candidates give, and what gathers the rows when it is called.
+    The parameter may be a ``torch.distributed.tensor.DTensor``; the results are then DTensors too. Each process works
+    on its own rows, and draws follow one seed, whatever the number of processes. Sharded rows are gathered when the
+    design is made, except in order sampling designs and :class:`~khot.ConditionalPoisson`. For these the guide "at
+    scale" lists which members use sums and candidates, and which gather the rows when they are called.
 
-    With a parameter in bfloat16 or float16 every result is the rounding of that in float32, and draws are the same. A
-    sum of rounded probabilities is not a size: ``probs`` in these types need ``k`` unless rounding leaves no doubt.
-    They are then taken for roundings of probabilities that sum to k.
+    With a parameter in bfloat16 or float16 every result is that of float32, rounded, and draws are the same. A sum of
+    rounded probabilities may not determine the size, so ``probs`` in these types need ``k`` unless rounding leaves no
+    doubt. They are then treated as roundings of probabilities that sum to k.
 
-    A design follows its parameter: after an optimizer step every result is that of a design made of the new contents.
-    What its methods have in common, such as ``probs`` or a product tree, is computed once, at the first call that needs
-    it, and again when the parameter, ``k`` or ``temperature`` has changed. A change is whatever alters an entry; on an
-    accelerator, where to compare entries would mean to wait for it, every write but one into ``.data``. Tensors that a
-    relaxation of your own holds are not looked at.
+    A design follows its parameter: after an optimizer step every result is that of a design made from the new contents.
+    Intermediate values that its methods share, such as ``probs`` or a product tree, are computed once, at the first
+    call that needs them, and again when the parameter, ``k`` or ``temperature`` has changed. A change is any write that
+    alters an entry. On an accelerator, where comparing entries would have to wait for the device, it is any write
+    except one into ``.data``. Tensors that a relaxation of your own holds are not checked for changes.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
         logits: Real scores ``(..., n)``; a relaxation may take ``-inf`` to exclude a unit and ``inf`` to include it.
-        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape of the parameter, which it
-            may extend, as an enumerated one does. Required with ``logits``; may be given with ``probs``, whose sum it
-            must then equal up to rounding, and is required with long rows of them in a half type.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape of the parameter; it may
+            extend that shape, as an enumerated k does. Required with ``logits``. With ``probs`` it is optional and must
+            equal their sum up to rounding; it is required for long rows of ``probs`` in a half type.
         relaxation: Map ``relaxation(logits, k, temperature)`` onto the capped simplex.
         temperature: Softness of the relaxation, a positive number or a tensor that broadcasts to the batch shape.
-        validate_args: Whether to check the contents of tensors, as in all of torch.distributions. Shapes, dtypes and
-            numbers are always checked.
+        validate_args: Whether to check the contents of tensors, as everywhere in torch.distributions. Shapes, dtypes
+            and numbers are always checked.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype.
         ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
     """
 
-    size_varies = False  # whether draws of a row may differ in their number of ones, from `k` to `largest_k`
-    _settings: ClassVar[tuple[str, ...]] = ()  # a subclass's own arguments, as `repr` shows them
-    # The setting with which a design has all that its class defines; "" for any, None where it depends on another one.
+    size_varies = False  # whether draws of one row may differ in their number of ones, from `k` to `largest_k`
+    _settings: ClassVar[tuple[str, ...]] = ()  # arguments of a subclass, as `repr` shows them
+    # The setting with which a design has everything its class defines; "" for any, None if it depends on another
+    # design.
     _complete_with: ClassVar[str | None] = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -148,9 +151,7 @@ class SamplingDesign(CheckedDesign):
             validate_args = self._validate_spread(validate_args)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if is_tracing() and self.relaxes_logits:
-            self.__dict__["probs"] = (
-                self.probs
-            )  # for the operations of a trace, as the relaxation may hold on to tensors
+            self.__dict__["probs"] = self.probs  # for the operations of a trace, as the relaxation may hold tensors
 
     def __repr__(self) -> str:
         shown = {self.parameter_name: self.parameter, "k": self.size}
@@ -158,7 +159,7 @@ class SamplingDesign(CheckedDesign):
         return f"{type(self).__name__}({', '.join(f'{name}: {in_short(value)}' for name, value in shown.items())})"
 
     def _sized(self, param: Tensor, k: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """The parameter with all dimensions of the batch, and the smallest and the largest number of ones of rows."""
+        """The parameter with all batch dimensions, and the smallest and the largest number of ones of each row."""
         size = self._sums_of(param) if k is None else checked_size(k, param)
         if isinstance(k, Tensor):
             param, size = broadcast_with_k(self.parameter_name, param, size)
@@ -166,7 +167,7 @@ class SamplingDesign(CheckedDesign):
 
     @property
     def _is_rounded(self) -> bool:
-        return self.spread is None and is_half(self.dtype)  # of a spread design that of the rows here has a twin
+        return self.spread is None and is_half(self.dtype)  # of a spread design, the local design has the twin
 
     def _parameter_in_float32(self) -> Tensor:
         return self.parameter.float() if self.parameter_name == "logits" else unrounded(self.parameter, self.k)
@@ -182,23 +183,23 @@ class SamplingDesign(CheckedDesign):
     @lazy_property
     @traced_through
     def probs(self) -> Tensor:
-        """Inclusion probabilities that the design aims at."""
+        """The target inclusion probabilities of the design."""
         probs = self.relaxation(self.logits, self.size, self.temperature)
         if self._validate_args and looks_at_contents(probs):
             name = getattr(self.relaxation, "__name__", repr(self.relaxation))
-            self._check_probs(probs, f"what `relaxation` {name} returns", "it is no mask of inclusion probabilities")
+            self._check_probs(probs, f"what `relaxation` {name} returns", "it is not a mask of inclusion probabilities")
         return probs
 
     @lazy_property
     def log_odds(self) -> Tensor:
-        """Float64 log-odds of ``probs``, infinite for units that are certain; of scores also where ``probs`` round."""
+        """Float64 log-odds of ``probs``, infinite for certain units; accurate for scores even where ``probs`` round."""
         found = None
-        if self.relaxes_logits and not torch.compiler.is_compiling():  # whose tracer does not know what has a link
+        if self.relaxes_logits and not torch.compiler.is_compiling():  # the tracer cannot tell what has a link
             found = mask_log_odds(self.relaxation, self.logits, self.size, self.temperature)
         return log_odds(self.probs.double()) if found is None else found
 
     def _found(self, name: str) -> Tensor | None:
-        """A lazy property that has been computed already, else None."""
+        """A lazy property that was computed already, or else None."""
         if name in self.__dict__ or torch.compiler.is_compiling():
             return self.__dict__.get(name)
         return self._derived_now().get(name)
@@ -206,7 +207,7 @@ class SamplingDesign(CheckedDesign):
     @lazy_property
     @traced_through
     def logits(self) -> Tensor:
-        """Scores that ``probs`` were computed from."""
+        """The scores from which ``probs`` were computed."""
         raise AttributeError(f"this {type(self).__name__} was made from `probs` and has no `logits`")
 
     @property
@@ -224,20 +225,20 @@ class SamplingDesign(CheckedDesign):
 
         Args:
             sample_shape: Shape of the independent draws.
-            generator: Source of randomness on the device of the parameters, torch's default one if None.
+            generator: Source of randomness on the device of the parameters; by default torch's own.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define `sample`")
 
     def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         raise NotImplementedError(
-            f"{type(self).__name__} has no rsample: wrap it by an estimator, as in khot.ReinMax(design), or in "
+            f"{type(self).__name__} has no rsample: wrap it in an estimator, such as khot.ReinMax(design), or "
             "khot.StraightThrough(design), which takes every design"
         )
 
     def sample_indices(
         self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Draws as the k positions of the ones, in increasing order: ``sample_shape + batch_shape + (k,)``, long."""
+        """The k positions of the ones of draws, in increasing order: ``sample_shape + batch_shape + (k,)``, long."""
         k = self._require_shared_k("sample_indices")
         value = draw(self, sample_shape, generator)
         return positions(value, k)

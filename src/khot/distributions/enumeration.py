@@ -1,4 +1,4 @@
-"""Enumeration: all k-hot vectors of a design, and what is a sum over all of them."""
+"""Enumeration: all k-hot vectors of a design, and quantities that are sums over all of them."""
 
 import math
 import operator
@@ -13,17 +13,17 @@ from khot.laws.subsets import k_hot_vectors, k_hot_vectors_of_rank
 
 from .spread_design import SpreadDesign
 
-MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists: a longer list does not fit into memory
-LISTED = 2**20  # units of the k-hot vectors that are listed at a time for a sum over all of them: 8 MB
+MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists; a longer list would not fit into memory
+LISTED = 2**20  # units of the k-hot vectors that a sum over all of them lists at a time: 8 MB
 
 TOO_MANY_ADVICE = "for a site that is too large to enumerate, khot.infer.KHotSwap samples the posterior"
 DIFFERENT_SIZES_ADVICE = (
-    "khot.infer.subset_categorical(design) enumerates rows of different sizes, by the numbers of their vectors"
+    "khot.infer.subset_categorical(design) enumerates rows of different sizes by the numbers of their vectors"
 )
 
 
 class EnumeratedDesign(SpreadDesign):
-    """A design whose moments, entropy and mode are sums over all k-hot vectors, unless a subclass knows better."""
+    """A design whose moments, entropy and mode are sums over all k-hot vectors unless a subclass overrides them."""
 
     has_enumerate_support = True
 
@@ -32,7 +32,7 @@ class EnumeratedDesign(SpreadDesign):
 
         Raises:
             NotImplementedError: If rows differ in ``k``.
-            ValueError: If there are more than ``MAX_SUPPORT`` of them.
+            ValueError: If there are more than ``MAX_SUPPORT`` vectors.
         """
         n, k = operator.index(self.event_shape[0]), self._require_shared_k("enumerate_support", DIFFERENT_SIZES_ADVICE)
         count, batch_shape, param = math.comb(n, k), self.batch_shape, self.parameter
@@ -47,7 +47,7 @@ class EnumeratedDesign(SpreadDesign):
 
     @property
     def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; here as a sum over all k-hot vectors."""
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; a sum over all k-hot vectors."""
         n = self.event_shape[0]
         pairs = self.parameter.new_zeros(*self.batch_shape, n, n, dtype=torch.float64)
         for value, log_prob in self._listed("pairwise_inclusion"):
@@ -64,7 +64,7 @@ class EnumeratedDesign(SpreadDesign):
 
     @property
     def mode(self) -> Tensor:
-        """The most probable k-hot vector, found among all of them: for small C(n, k)."""
+        """The most probable k-hot vector, found among all of them; for small C(n, k)."""
         best, most = self.parameter.detach().new_zeros(*self.batch_shape, self.event_shape[0]), None
         for value, log_prob in self._listed("mode"):
             largest, at = log_prob.detach().max(0)
@@ -75,7 +75,7 @@ class EnumeratedDesign(SpreadDesign):
         return best
 
     def entropy(self) -> Tensor:
-        """Entropy in nats, ``(...)``; here as a sum over all k-hot vectors."""
+        """Entropy in nats, ``(...)``; computed as a sum over all k-hot vectors."""
         entropy = self.parameter.new_zeros(self.batch_shape, dtype=torch.float64)
         for _, log_prob in self._listed("entropy"):
             possible = log_prob > -torch.inf
@@ -83,22 +83,22 @@ class EnumeratedDesign(SpreadDesign):
         return entropy.to(self.parameter.dtype)
 
     def enumerates(self, wanted: str) -> bool:
-        """Whether ``entropy`` or ``pairwise_inclusion`` is computed as a sum over all k-hot vectors, if at all."""
+        """Whether ``entropy`` or ``pairwise_inclusion`` is a sum over all k-hot vectors, if it exists at all."""
         return getattr(type(self), wanted) is getattr(EnumeratedDesign, wanted)
 
     def _listed(self, wanted: str) -> Iterator[tuple[Tensor, Tensor]]:
         """All k-hot vectors and their log-probabilities in float64, in chunks that fit into memory.
 
         Yields:
-            Tensors ``(vectors, ..., n)``, which broadcasts with the batch, and ``(vectors, *batch_shape)``. A row with
-            fewer vectors than others repeats its last one, with a log-probability of ``-inf``.
+            Tensors ``(vectors, ..., n)``, which broadcast with the batch, and ``(vectors, *batch_shape)``. A row with
+            fewer vectors than others repeats its last one with a log-probability of ``-inf``.
 
         Raises:
             NotImplementedError: If there is no ``_log_prob``, or there are too many vectors.
         """
         n, sizes, design = operator.index(self.event_shape[0]), self.sizes(wanted), self.in_float64()
         counts = [math.comb(n, k) for k in sizes]
-        largest = max(counts) if counts else 0  # not `default=0`, which torch.compile does not know
+        largest = max(counts) if counts else 0  # torch.compile does not know `default=0`
         if largest > MAX_SUPPORT:
             raise self._unavailable(wanted, f" of {largest} k-hot vectors, which is more than {MAX_SUPPORT}")
         like, column = design.parameter.detach(), (-1, *(1,) * len(self.batch_shape))
@@ -117,7 +117,7 @@ class EnumeratedDesign(SpreadDesign):
             yield value, log_prob if beyond is None else log_prob.masked_fill(beyond, -torch.inf)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        """That of k-hot values."""
+        """The log-probability of k-hot values."""
         raise self._unavailable("log_prob")
 
     def _require_shared_k(self, wanted: str, advice: str = "") -> int:
@@ -133,7 +133,7 @@ class EnumeratedDesign(SpreadDesign):
         """The different k of the rows, in increasing order.
 
         Raises:
-            NotImplementedError: For what is wanted, if the contents of k cannot be read.
+            NotImplementedError: If the contents of k cannot be read; the message names ``wanted``.
         """
         if self._shared_k is not None:
             return [self._shared_k]
@@ -149,13 +149,13 @@ class EnumeratedDesign(SpreadDesign):
 
 
 OPTIONAL = {"log_prob": "_log_prob", "entropy": "entropy", "pairwise_inclusion": "pairwise_inclusion", "mode": "mode"}
-"""What not all designs have, by the method that a design defines for it."""
+"""Members that not all designs have, each with the method that defines it."""
 
 
 def designs_with(wanted: str) -> list[str]:
     """The designs of this package that have a ``log_prob``, ``entropy``, ``mode`` ..., as users write them.
 
-    The most complete come first, those that have it in one setting only last, with the setting.
+    The most complete come first. Designs that have it only with one setting come last, with that setting.
     """
     members = [
         cls for cls in _members(EnumeratedDesign) if cls._complete_with is not None and wanted in _defined_by(cls)
@@ -169,7 +169,7 @@ def _defined_by(cls: type[EnumeratedDesign]) -> set[str]:
 
 
 def _members(base: type[EnumeratedDesign]) -> Iterator[type[EnumeratedDesign]]:
-    """The designs of this package: its classes that are no base of others there."""
+    """The designs of this package: its classes that have no subclasses there."""
     derived = [cls for cls in base.__subclasses__() if cls.__module__.startswith(f"{__package__}.")]
     for cls in derived:
         yield from _members(cls)

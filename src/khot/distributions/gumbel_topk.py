@@ -1,4 +1,4 @@
-"""Gumbel top-k: successive sampling without replacement, order sampling by exponential variables."""
+"""Gumbel top-k: successive sampling without replacement, which is order sampling with exponential variables."""
 
 from torch import Tensor
 from torch.distributions.utils import lazy_property
@@ -11,18 +11,19 @@ from .order_sampling import OrderSampling
 
 
 class GumbelTopK(OrderSampling):
-    r"""Draws k units one after another, each with probability proportional to its weight among those that are left.
+    r"""Draws k units one after another, each with a probability proportional to its weight among the remaining units.
 
-    Equivalently the k largest of :math:`\theta_i + g_i`, g independent standard Gumbel variables: the law of the first
-    k places of a Plackett-Luce ranking, without their order. ``logits`` are the natural parameters
-    :math:`\theta = \log w`; a constant added to a row changes nothing. For k = 1 it is the Categorical distribution.
+    Equivalently, it selects the k largest of :math:`\theta_i + g_i` with independent standard Gumbel variables g. This
+    is the law of the first k places of a Plackett-Luce ranking, without their order. ``logits`` are the natural
+    parameters
+    :math:`\theta = \log w`; adding a constant to a row changes nothing. For k = 1 it is the Categorical distribution.
 
     .. math:: P(S) = \int_0^1 \prod_{i \in S} \big(1 - u^{w_i / W}\big) du, \quad W = \sum_{j \notin S} w_j
 
-    ``log_prob`` and ``mean``, which is not proportional to the weights, are exact for weights of any size and
-    differentiable to any order, by quadrature to about 1e-12, or 1e-9 where the result is rounded to float32. ``probs``
-    are inclusion probabilities: the logits that have them are solved for, with implicit gradients. The most probable
-    vector has the k largest logits.
+    ``log_prob`` and ``mean`` are exact for weights of any size and differentiable to any order. They are computed by
+    quadrature, to about 1e-12, or 1e-9 where the result is rounded to float32. ``mean`` is not proportional to the
+    weights. ``probs`` are inclusion probabilities, from which the logits are found by solving an equation, with
+    implicit gradients. The most probable vector has the k largest logits.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.
@@ -66,7 +67,7 @@ class GumbelTopK(OrderSampling):
 
     @lazy_property
     def logits(self) -> Tensor:
-        """Log-weights; those found from ``probs`` have mean 0."""
+        """Log-weights; if they were computed from ``probs``, their mean is 0."""
         return self._positions.to(self.parameter.dtype)
 
     @lazy_property
@@ -81,7 +82,7 @@ class GumbelTopK(OrderSampling):
         return law.solve_positions(self._noise, self.probs, self.size)
 
     def _positions_of_parts(self) -> bool:
-        return self.parameter_name == "logits"  # those of given probabilities are solved for
+        return self.parameter_name == "logits"  # positions for given probabilities need all units
 
     def _integrates(self, member: str) -> bool:
         return True

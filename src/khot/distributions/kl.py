@@ -1,11 +1,12 @@
 """Exact divergences, registered for ``torch.distributions.kl_divergence``; TraceMeanField_ELBO uses them.
 
-From a design that has an entropy at any size to ``ConditionalPoisson``, of which the uniform law is one: at any size,
-and infinite unless the sizes of the second, which may be a range, contain those of the first. Between any
-two designs that have a ``log_prob``: by enumeration of at most ``MAX_TERMS`` vectors; above that NotImplementedError is
-raised, on which TraceMeanField_ELBO falls back on the log-probabilities of its samples. Between two ``PhantomUnit``
-designs: as between those that they wrap. From and to ``OneHotCategorical``: as between laws of a single unit, which
-every design of k = 1 is; infinite for other sizes.
+* From a design that has an entropy at any size to ``ConditionalPoisson``, which includes the uniform law: at any size.
+  The divergence is infinite unless the sizes of the second, which may be a range, contain those of the first.
+* Between any two designs that have a ``log_prob``: by enumeration of at most ``MAX_TERMS`` vectors. Beyond that,
+  NotImplementedError is raised, and TraceMeanField_ELBO falls back on the log-probabilities of its samples.
+* Between two ``PhantomUnit`` designs: the divergence of the designs that they wrap.
+* From and to ``OneHotCategorical``: as between laws of a single unit, which every design with k = 1 is. The divergence
+  is infinite for other sizes.
 """
 
 import copy
@@ -31,11 +32,11 @@ from .phantom_unit import PhantomUnit
 
 Divergence = Callable[[Any, Any], Tensor]
 
-MAX_TERMS = 10_000  # the most vectors to enumerate: beyond it, a sampled divergence costs far less
+MAX_TERMS = 10_000  # the most vectors to enumerate; beyond it, a sampled divergence costs far less
 
 
 def _rounded(divergence: Divergence) -> Divergence:
-    """Of designs in half types: that of their twins in float32, rounded where both are of such a type."""
+    """For designs in half types: computes in float32, and rounds the result if both designs have such a type."""
 
     @functools.wraps(divergence)
     def call(p: Any, q: Any) -> Tensor:
@@ -51,9 +52,9 @@ def _rounded(divergence: Divergence) -> Divergence:
 @_rounded
 @one_operation
 def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
-    """E_p[log p - log q], at the mean of p as log q is linear there; infinite where p has a size that q has not."""
+    """E_p[log p - log q], evaluated at the mean of p, as log q is linear; infinite if p has a size that q lacks."""
     if p.event_shape != q.event_shape or p.enumerates("entropy"):
-        return _enumerated(p, q)  # which has the error of the former
+        return _enumerated(p, q)  # raises for the missing entropy
     try:
         entropy = p.entropy()
     except NotImplementedError:
@@ -66,14 +67,14 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
         outside = (size < q.k.unsqueeze(-1)) | (size > q.largest_k.unsqueeze(-1))
         return torch.where((outside & (p.size_probs > 0)).any(-1), torch.inf, cross_entropy - entropy)
     smallest, largest = p.k, p.largest_k
-    if isinstance(p, ConditionalPoisson) and p.size_varies:  # infinite logits may leave it fewer sizes
+    if isinstance(p, ConditionalPoisson) and p.size_varies:  # infinite logits may reduce its sizes
         smallest = smallest.maximum((p.logits == torch.inf).sum(-1))
         largest = largest.minimum((p.logits > -torch.inf).sum(-1))
     return torch.where((smallest >= q.k) & (largest <= q.largest_k), cross_entropy - entropy, torch.inf)
 
 
 def _expected_log_prob(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
-    """E_p log q of a q with a prior over its size: size by size, in which log q is linear."""
+    """E_p log q for a q with a prior over its size: a sum over sizes, given which log q is linear."""
     batch_shape = broadcast_shapes(p.batch_shape, q.batch_shape)
     q = q.expand(batch_shape)
     prior = q.size
@@ -91,13 +92,13 @@ def _expected_log_prob(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
 @_rounded
 @one_operation
 def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
-    """Of the wrapped designs; infinite where p has a size that q has not."""
+    """The divergence of the wrapped designs; infinite if p has a size that q lacks."""
     if p.event_shape != q.event_shape:
         return _enumerated(p, q)  # raises with the reason
     possible = (p.k >= q.k) & (p.largest_k <= q.largest_k)
     larger, wrapped = possible & (p.k > q.k), p.wrapped
     if not can_look(larger) or larger.any():
-        # Where the only size of p is the larger one of q, p's phantom stays out, rather than in.
+        # If the only size of p is the larger one of q, the phantom of p is out rather than in.
         wrapped = wrapped.expand(larger.shape)
         phantom = wrapped.probs[..., -1:].masked_fill(larger.unsqueeze(-1), 0.0)
         probs, k = torch.cat((wrapped.probs[..., :-1], phantom), -1), wrapped.k - larger.long()
@@ -112,8 +113,8 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
     terms = _number_of_vectors(p)
     if terms > MAX_TERMS:
         raise NotImplementedError(
-            f"the divergence of {type(p).__name__} from {type(q).__name__} is enumerated, up to {MAX_TERMS} vectors, "
-            f"but here are {terms}; that of a design with an entropy from ConditionalPoisson is known at any size"
+            f"the divergence of {type(p).__name__} from {type(q).__name__} enumerates up to {MAX_TERMS} vectors, but "
+            f"there are {terms}; from a design with an entropy to ConditionalPoisson it is known at any size"
         )
     if p.event_shape != q.event_shape:
         raise ValueError(f"a divergence needs the same number of units, but got {p.event_shape} and {q.event_shape}")
@@ -121,7 +122,7 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
     value = p.enumerate_support(expand=False)
     log_p = p.log_prob(value)
     unchecked = copy.copy(q)
-    unchecked._validate_args = False  # what is impossible under q, infinite here, would raise
+    unchecked._validate_args = False  # values that are impossible under q give infinity here and would raise
     log_q = unchecked.log_prob(value)
     possible = log_p > -torch.inf
     ratio = log_p.masked_fill(~possible, 0.0) - log_q.masked_fill(~possible, 0.0)
@@ -129,14 +130,14 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
 
 
 def _number_of_vectors(design: SamplingDesign) -> int:
-    """In the support of the row that has most."""
+    """The number of vectors in the support of the row that has most."""
     fixed = design.wrapped if isinstance(design, PhantomUnit) else design
     n = operator.index(fixed.event_shape[0])
     if fixed.size_varies:
         low, high = fixed.shared_ends("a divergence by enumeration")
         return sum(math.comb(n, size) for size in range(low, high + 1))
     counts = [math.comb(n, k) for k in fixed.sizes("a divergence by enumeration")]
-    return max(counts) if counts else 0  # not `default=0`, which torch.compile does not know
+    return max(counts) if counts else 0  # torch.compile does not know `default=0`
 
 
 @register_kl(SamplingDesign, OneHotCategorical)
@@ -161,7 +162,7 @@ def _of_single_units(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _log_probs(one_hot: OneHotCategorical) -> Tensor:
-    return one_hot.logits.masked_fill(one_hot.probs == 0, -torch.inf)  # of which torch makes tiny probabilities
+    return one_hot.logits.masked_fill(one_hot.probs == 0, -torch.inf)  # torch replaces -inf by a tiny probability
 
 
 def _log_prob_of_single_units(design: SamplingDesign, other: OneHotCategorical) -> Tensor:
@@ -176,5 +177,5 @@ def _log_prob_of_single_units(design: SamplingDesign, other: OneHotCategorical) 
     units = torch.eye(n, dtype=design.parameter.dtype, device=design.parameter.device)
     try:
         return unchecked.log_prob(units.view(n, *(1,) * batch_dim, n)).movedim(0, -1)
-    except NotImplementedError:  # but one unit is drawn with its inclusion probability by every design
+    except NotImplementedError:  # a single unit is drawn with its inclusion probability by every design
         return design.mean.log().masked_fill((design.k != 1).unsqueeze(-1), -torch.inf)

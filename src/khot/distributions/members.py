@@ -1,8 +1,9 @@
-"""What the members of all designs have in common, wrapped around each in one place.
+"""The wrapping of the members that all designs have, in one place.
 
-A design of a DTensor calls the design of the rows that this process has (:mod:`.spread`), one of a half type its twin
-in float32 (:mod:`.rounding`), and a trace of ``torch.jit`` holds a member that looks at contents as one operation. So a
-subclass defines each member for plain tensors in float32 or float64 alone. Its lazy properties follow the parameters.
+The design of a DTensor calls the design of the local rows (:mod:`.spread`), and a design of a half type calls its
+counterpart in float32 (:mod:`.rounding`). A trace of ``torch.jit`` contains a member that reads contents as one
+operation. Thus a subclass defines each member only for plain tensors in float32 or float64. Its lazy properties follow
+the parameters.
 """
 
 import functools
@@ -24,9 +25,9 @@ class Member(NamedTuple):
     """How a member of a design is wrapped.
 
     Attributes:
-        axes: The dimensions of its result after those of the batch, in a design that is spread over processes; None if
-            it needs no care there, as it calls members that have it.
-        is_rounded: Whether a design of a half type leaves it to its twin in float32.
+        axes: The number of dimensions of its result after the batch, in a design that is spread over processes; None if
+            the member calls other members that are wrapped.
+        is_rounded: Whether a design of a half type leaves this member to its counterpart in float32.
     """
 
     axes: int | None
@@ -48,14 +49,14 @@ MEMBERS = {
     "log_prob": Member(0),
     "log_prob_of_parts": Member(None),
     "entropy": Member(0),
-    "enumerate_support": Member(1, is_rounded=False),  # of zeros and ones
+    "enumerate_support": Member(1, is_rounded=False),  # its entries are zeros and ones
 }
 
 
 class DesignMembers(KHotDistribution):
-    """Wraps the members of its subclasses as :data:`MEMBERS` says."""
+    """Wraps the members of its subclasses as :data:`MEMBERS` specifies."""
 
-    _lazy: ClassVar[frozenset[str]] = frozenset()  # what is computed from the parameter when it is asked for
+    _lazy: ClassVar[frozenset[str]] = frozenset()  # the members that are computed from the parameter on demand
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -70,13 +71,13 @@ class DesignMembers(KHotDistribution):
 
 
 def traced_through(function: F) -> F:
-    """Marks a member whose operations a trace records one by one, as those of a user's own relaxation."""
+    """Marks a member whose operations a trace records one by one, such as those of a user's own relaxation."""
     function.is_traced_through = True  # type: ignore[attr-defined]
     return function
 
 
 class _Derived(lazy_property):  # type: ignore[type-arg]
-    """A lazy property whose value is computed anew when the parameters of the design have changed."""
+    """A lazy property whose value is computed again when the parameters of the design have changed."""
 
     def __get__(self, instance: Any, obj_type: Any = None) -> Any:
         if instance is None:
@@ -85,7 +86,7 @@ class _Derived(lazy_property):  # type: ignore[type-arg]
 
 
 def _changed(member: Any, change: Callable[..., Any]) -> Any:
-    """A method or property, changed."""
+    """A method or property with its function replaced by ``change(function)``."""
     if isinstance(member, lazy_property):
         return type(member)(change(member.wrapped))
     if isinstance(member, property):

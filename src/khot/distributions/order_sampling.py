@@ -1,4 +1,4 @@
-"""Order sampling: the k units that come first in a random order; the base of three designs."""
+"""Order sampling: takes the first k units in a random order. The base of three designs."""
 
 import math
 from collections.abc import Callable
@@ -27,31 +27,31 @@ from khot.relaxations.linked import link_of
 
 from .design import SamplingDesign
 
-SLAB = 2**13  # units of the rows whose integrals are taken at a time: all nodes of theirs take up to 150 MB
+SLAB = 2**13  # units of the rows that are integrated at a time; all their nodes take up to 150 MB
 
 
 class OrderSampling(SamplingDesign):
-    r"""Base of the designs that draw the k smallest of independent ranks, one per unit.
+    r"""Base of the designs that select the k smallest of independent ranks, one per unit.
 
     .. math:: Q_i = e^{E_i - \vartheta_i}, \quad x_i = 1 \text{ if } Q_i \text{ is among the } k \text{ smallest}
 
-    with noise E of a given law: a draw is noise and a top-k. Log-probability and inclusion probabilities are integrals
-    over one variable, here by quadrature. A subclass says which noise, and how its positions :math:`\vartheta` follow
-    from its parameter.
+    with noise E of a given law, so a draw is noise and a top-k. The log-probability and the inclusion probabilities are
+    integrals over one variable, computed by quadrature. A subclass defines the noise, and how the positions
+    :math:`\vartheta` follow from its parameter.
 
-    Compiled graphs hold each of the two as one operator, whose derivative calculates the integral again.
+    Compiled graphs contain each of the two integrals as one operator, whose derivative computes the integral again.
 
-    On CUDA and ROCm tensors, and on a CPU with numba, a draw is one kernel, which makes the noise and selects by it, k
-    per row or not; on an accelerator few draws of more than 131072 units are left to torch.
+    On CUDA and ROCm tensors, and on a CPU with numba, a draw is one kernel, which makes the noise and selects by it,
+    also with a k per row. On an accelerator, a small number of draws of more than 131072 units is left to torch.
 
-    Rows of a DTensor that are cut stay so, as far as :meth:`works_on_parts`: to a draw each process contributes the k
-    first of its own units, whose ranks follow from the seed and their places in the row, and integrals are those of
-    sums over processes.
+    Sharded rows of a DTensor stay sharded in the members that :meth:`works_on_parts` names. For a draw, each process
+    contributes the first k of its own units, whose ranks follow from the seed and their places in the row. Integrals
+    are computed from sums over the processes.
 
-    On a CPU with numba both integrals and their gradients are one loop over rows, without memory worth mentioning; in
-    rows of more than 16384 units not the inclusion probabilities for logistic noise. Elsewhere integrals hold all units
-    at all nodes of the quadrature, from 80 on, in several float64 numbers each: up to 20 KB a unit where gradients are
-    wanted. On a CPU rows are taken some at a time, so that this is 150 MB, or one row.
+    On a CPU with numba, both integrals and their gradients are loops over rows with negligible memory, except for the
+    inclusion probabilities of logistic noise in rows of more than 16384 units. Elsewhere the integrals hold all units
+    at all nodes of the quadrature, 80 or more, in several float64 numbers each: up to 20 KB per unit if gradients are
+    needed. On a CPU some rows are processed at a time, so that this is 150 MB, or one row.
     """
 
     _noise: ClassVar[Noise]
@@ -59,7 +59,7 @@ class OrderSampling(SamplingDesign):
 
     @lazy_property
     def _positions(self) -> Tensor:
-        """``inf`` for units that are always drawn, ``-inf`` for those that never are."""
+        """The positions: ``inf`` for units that are always drawn, ``-inf`` for those that are never drawn."""
         raise NotImplementedError(f"{type(self).__name__} does not define `_positions`")
 
     @lazy_property
@@ -91,7 +91,7 @@ class OrderSampling(SamplingDesign):
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
         if self.spread is None and self.in_float32 is self and not is_tracing():
-            _ = self._rank_scale if self._kernel(()) is None else self._centre  # once, rather than for every copy
+            _ = self._rank_scale if self._kernel(()) is None else self._centre  # once here, rather than for every copy
         return super().expand(batch_shape, _instance)
 
     @property
@@ -101,7 +101,7 @@ class OrderSampling(SamplingDesign):
 
     @property
     def mode(self) -> Tensor:
-        """The k-hot vector of the k largest positions, as the noise has a log-concave density."""
+        """The k-hot vector of the k largest positions; the density of the noise is log-concave."""
         return topk_mask(self._positions, self.size).to(self.parameter.dtype)
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
@@ -149,27 +149,27 @@ class OrderSampling(SamplingDesign):
         return member in ("sample", "mode", "mean", "probs") or (member == "log_prob" and self._noise.smooth)
 
     def _positions_of_parts(self) -> bool:
-        """Whether each process has the positions of its units without the other positions."""
+        """Whether each process can compute the positions of its units without those of other units."""
         return not self.relaxes_logits or link_of(self.relaxation) is not None
 
     def _integrates(self, member: str) -> bool:
-        """Whether this member, ``mean`` or ``probs``, are integrals over all units."""
+        """Whether this member, ``mean`` or ``probs``, is an integral over all units."""
         return member == "mean"
 
     @lazy_property
     def _has_spread(self) -> bool:
-        """Of a design whose rows are cut: whether sums give its inclusion probabilities."""
+        """For a design with sharded rows: whether sums give its inclusion probabilities."""
         here, shards = cast(OrderSampling, self.parts_here), cast(SpreadBatch, self.spread).in_parts().shards
         with spread_over(shards):
             return has_spread(here._positions, here.k, here._open_centre, shards)
 
     @lazy_property
     def _open_centre(self) -> Tensor:
-        """Of parts of rows: what their laws are seen from."""
+        """For sharded rows: the point around which their laws are expanded."""
         return open_centre(self._positions, self.k, cast(Shards, _shards()))
 
     def _draw_parts(self, shards: Shards, sample_shape: SizeLike) -> Tensor:
-        """The units that are here of draws of which others have the rest: each process offers its k first ones."""
+        """The local units of draws from sharded rows; each process offers its first k units."""
         theta, draws = self._positions.detach(), math.prod(checked_shape("sample_shape", sample_shape))
         seed = draw_seed(theta.device)
         ranks = order_sampling.ranks_of_parts(theta, self._centre, seed, first_place(), draws, self._noise.name)
@@ -192,16 +192,16 @@ class OrderSampling(SamplingDesign):
 
 
 def _shards() -> Shards | None:
-    """Who has the other parts of the rows, if they are cut."""
+    """The processes that hold the other parts of the rows, if they are sharded."""
     return None if torch.compiler.is_compiling() else shards_of_rows()
 
 
 def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Which probabilities are neither 0 nor 1; and these in float64, with 1/2 in the place of the others."""
+    """Which probabilities are neither 0 nor 1, and these in float64 with 1/2 in place of the others."""
     interior = (probs > 0) & (probs < 1)
     return interior, constant_if_tiny(probs.double()).masked_fill(~interior, 0.5)
 
 
 def with_certain(positions: Tensor, interior: Tensor, probs: Tensor) -> Tensor:
-    """The positions of interior units; infinite for those of probability 1 and 0."""
+    """The positions of interior units; infinite for units of probability 0 and 1."""
     return torch.where(interior, positions, torch.where(probs > 0.5, torch.inf, -torch.inf))

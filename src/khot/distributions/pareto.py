@@ -1,4 +1,4 @@
-"""Pareto sampling: order sampling by odds."""
+"""Pareto sampling: order sampling by odds ratios."""
 
 from typing import Literal
 
@@ -16,23 +16,23 @@ from khot.relaxations import sigmoid_topk
 from .design import Relaxation
 from .order_sampling import OrderSampling
 
-LEAST_SPREAD = 0.25  # of the units; the adjustment is an expansion for large d, which below would invert the order
+LEAST_SPREAD = 0.25  # lower bound of d, as the adjustment is an expansion for large d and inverts the order for small d
 
 
 class ParetoSampling(OrderSampling):
-    r"""Draws the k units of smallest odds ratios :math:`Q_i = \frac{U_i}{1 - U_i} / \frac{\lambda_i}{1 - \lambda_i}`.
+    r"""Selects the k units of smallest odds ratios :math:`Q_i = \frac{U_i}{1 - U_i} / \frac{\lambda_i}{1 - \lambda_i}`.
 
     The U are independent and uniform. A draw costs noise and a top-k, and the law is close to that of
-    :class:`~khot.ConditionalPoisson`. Its inclusion probabilities ``mean`` are near ``probs``, but not equal to it with
-    :math:`\lambda` = ``probs`` itself. ``adjust`` chooses the odds:
+    :class:`~khot.ConditionalPoisson`. With :math:`\lambda` = ``probs`` itself, the inclusion probabilities ``mean`` are
+    near ``probs``, but not equal to it. ``adjust`` chooses the odds:
 
-    * ``"analytic"``: log-odds :math:`\operatorname{logit} p_i - p_i (1 - p_i)(p_i - \tfrac12) / d^2`,
-      :math:`d = \max(\sum_j p_j (1 - p_j), \tfrac14)`; the error becomes 2 to 10 times smaller;
-    * ``"exact"``: those with ``mean`` = ``probs``, solved for by Newton's method, with implicit gradients;
-    * None: logit p.
+    * ``"analytic"``: log-odds :math:`\operatorname{logit} p_i - p_i (1 - p_i)(p_i - \tfrac12) / d^2` with
+      :math:`d = \max(\sum_j p_j (1 - p_j), \tfrac14)`; this makes the error 2 to 10 times smaller.
+    * ``"exact"``: the odds for which ``mean`` = ``probs``, found by Newton's method, with implicit gradients.
+    * None: log-odds logit p.
 
-    ``log_prob`` and ``mean`` are exact, by quadrature to about 1e-12, or 1e-9 where the result is rounded to float32,
-    and differentiable to any order:
+    ``log_prob`` and ``mean`` are exact and differentiable to any order. They are computed by quadrature, to about
+    1e-12, or 1e-9 where the result is rounded to float32:
 
     .. math:: P(S) = \prod_{i \in S} o_i \sum_{j \in S} c_j, \quad
         c_j = \int_0^\infty \frac{t^{k - 1}}{(1 + t o_j) \prod_i (1 + t o_i)} dt
@@ -101,7 +101,7 @@ class ParetoSampling(OrderSampling):
     def _centre(self) -> Tensor:
         if self.adjust == "exact":
             return order_sampling.rank_centre(self._positions.detach(), self.size)
-        # Positions are near log-odds whose probabilities sum to k.
+        # Positions are close to log-odds whose probabilities sum to k.
         return self._positions.new_zeros(self.batch_shape, dtype=torch.float64)
 
     def _positions_of_parts(self) -> bool:

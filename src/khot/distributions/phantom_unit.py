@@ -1,4 +1,4 @@
-"""Designs of a real-valued size: any inclusion probabilities, whose sum need not be an integer."""
+"""Designs of a real-valued size, for inclusion probabilities whose sum need not be an integer."""
 
 from typing import Any, TypeGuard
 
@@ -20,31 +20,32 @@ INTEGER_TOLERANCE = 16.0  # in units of eps and of the sum, as in constraints.ca
 
 
 class PhantomUnit(SamplingDesign):
-    r"""Draws vectors of zeros and ones with inclusion probabilities of any sum, by a design of fixed size.
+    r"""Draws vectors of zeros and ones whose inclusion probabilities may have any sum, with a design of fixed size.
 
     With :math:`\kappa = \sum_i \pi_i` and :math:`k = \lfloor \kappa \rfloor`, a phantom unit of probability
     :math:`1 - (\kappa - k)` brings the sum to k + 1. The wrapped design draws k + 1 out of the n + 1 units, and the
-    phantom is dropped. So the number of ones is as close to :math:`\kappa` as it can be,
+    phantom is dropped. So the number of ones is as close to :math:`\kappa` as possible:
 
     .. math:: P(|x| = k) = 1 - (\kappa - k), \qquad P(|x| = k + 1) = \kappa - k,
 
-    if the inclusion probabilities of the wrapped design are exact. Those of :class:`~khot.SequentialPoisson`, and of
-    :class:`~khot.ParetoSampling` unless ``adjust="exact"``, are near :math:`\pi` only. The phantom's are too, and
-    :math:`P(|x| = k)` is what the wrapped design makes of it, ``wrapped.mean[..., -1]``.
+    if the inclusion probabilities of the wrapped design are exact. Those of :class:`~khot.SequentialPoisson`, and those
+    of :class:`~khot.ParetoSampling` unless ``adjust="exact"``, are only close to :math:`\pi`. So is the phantom's, and
+    :math:`P(|x| = k)` is the wrapped design's ``wrapped.mean[..., -1]``.
 
-    The size is learned along with :math:`\pi`. A row whose sum is an integer, up to rounding, has the wrapped design's
-    law of that size. Rows of different sums form one batch.
+    The size is learned together with :math:`\pi`. A row whose sum is an integer, up to rounding, has the wrapped
+    design's law of that size. Rows of different sums form one batch.
 
-    The law has a kink where the sum passes an integer. There log_prob has derivatives in the directions that keep the
-    sum only, and estimators made of it do not learn the size: start from a sum that is none, or use pathwise ones.
+    The law has a kink where the sum passes an integer. There, log_prob has derivatives only in directions that keep the
+    sum, and score-function estimators do not learn the size: start from a sum that is not an integer, or use pathwise
+    estimators.
 
-    As x and the phantom determine each other, whatever the wrapped design knows is known here: ``mean`` (which is
-    ``probs`` where it is so in the wrapped design), ``log_prob``, ``entropy``, ``pairwise_inclusion``, ``mode``; all
-    differentiable in the parameter, the phantom's probability included. Where the wrapped design has none,
-    NotImplementedError is raised. ``k`` is the smaller of the two sizes.
+    As x and the phantom determine each other, this design has what the wrapped design has: ``mean`` (equal to ``probs``
+    if it is in the wrapped design), ``log_prob``, ``entropy``, ``pairwise_inclusion`` and ``mode``. All are
+    differentiable in the parameter, including through the phantom's probability. What the wrapped design lacks raises
+    NotImplementedError. ``k`` is the smaller of the two sizes.
 
-    Probabilities in bfloat16 or float16 are taken as they are, with the sum that they have; where rounding must not
-    move the size, give ``logits``, of which the probabilities are computed in float32.
+    Probabilities in bfloat16 or float16 are used as they are, with the sum that they have. If rounding must not change
+    the size, pass ``logits``, from which the probabilities are computed in float32.
 
     Args:
         design_class: The class of the wrapped design, a SamplingDesign that takes ``probs``.
@@ -54,11 +55,11 @@ class PhantomUnit(SamplingDesign):
         **design_kwargs: Further arguments of ``design_class``.
 
     Raises:
-        TypeError: If an argument has the wrong type or dtype, or the size or a relaxation is given.
+        TypeError: If an argument has the wrong type or dtype, or a size or a relaxation is given.
         ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
 
     References:
-        [1] "Differentiable top-k: from one-hot to k-hot", the phantom unit; its Eq. (15) has the sizes exchanged.
+        [1] "Differentiable top-k: from one-hot to k-hot", the phantom unit; its Eq. (15) has the two sizes swapped.
 
     Example:
         >>> design = PhantomUnit(Sampford, probs=torch.tensor([0.5, 0.2, 0.6]))
@@ -71,7 +72,7 @@ class PhantomUnit(SamplingDesign):
 
     size_varies = True
     _settings = ("design_class",)
-    _complete_with = None  # it has what the wrapped design has
+    _complete_with = None  # it has the members that the wrapped design has
 
     def __init__(
         self,
@@ -94,17 +95,17 @@ class PhantomUnit(SamplingDesign):
                     f"PhantomUnit takes no `{name}`: it draws as many units as the sum of the probabilities"
                 )
         self.design_class, self.design_kwargs = design_class, design_kwargs
-        super().__init__(probs, logits, k=0, validate_args=validate_args)  # the sizes follow
+        super().__init__(probs, logits, k=0, validate_args=validate_args)  # the sizes are set below
         self._shared_k = None
         del self.__dict__["k"], self.__dict__["largest_k"]
-        self._derived = None  # which had other sizes
+        self._derived = None  # it was computed for other sizes
         _ = self.wrapped  # raises its errors here
 
     def _validate_contents(self) -> None:
-        """Nothing beyond the ranges of the parameters: every sum is legal."""
+        """Checks nothing beyond the ranges of the parameters: every sum is legal."""
 
     def _sources(self) -> list[Any]:
-        return [self.parameter]  # of which the sizes follow
+        return [self.parameter]  # the sizes follow from it
 
     @lazy_property
     def k(self) -> Tensor:
@@ -128,7 +129,7 @@ class PhantomUnit(SamplingDesign):
 
     @lazy_property
     def wrapped(self) -> SamplingDesign:
-        """The design of k + 1 out of n + 1 units, the phantom last; in float64, where the sum is the integer."""
+        """The design of k + 1 out of n + 1 units, the phantom last; in float64, in which the sum is an integer."""
         if self.in_float32 is not self:
             return self.in_float32.wrapped
         given = self.parameter_name == "logits"
@@ -143,26 +144,26 @@ class PhantomUnit(SamplingDesign):
         return design
 
     def _parameter_in_float32(self) -> Tensor:
-        return self.parameter.float()  # of any sum
+        return self.parameter.float()  # with whatever sum it has
 
     @property
     def relaxes_logits(self) -> bool:
         return self.parameter_name == "logits"
 
     def with_phantom(self, value: Tensor) -> Tensor:
-        """A value of this design as one of ``wrapped``."""
+        """A value of this design as a value of ``wrapped``."""
         value = value.double()
         phantom = (1 + self.k - value.sum(-1)).unsqueeze(-1)
         return torch.cat((value.expand(*phantom.shape[:-1], -1), phantom), -1)
 
     @lazy_property
     def probs(self) -> Tensor:
-        """Inclusion probabilities that the design aims at."""
+        """The target inclusion probabilities of the design."""
         return torch.sigmoid(self.logits)
 
     @lazy_property
     def log_odds(self) -> Tensor:
-        """Float64 log-odds of ``probs``, infinite for units that are certain."""
+        """Float64 log-odds of ``probs``, infinite for certain units."""
         return self.logits.double() if self.parameter_name == "logits" else log_odds(self.probs.double())
 
     @lazy_property
@@ -203,7 +204,7 @@ class PhantomUnit(SamplingDesign):
     def sample_indices(
         self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Draws as the positions of the ones, if all draws have as many: if all rows sum to the same integer."""
+        """The positions of the ones of draws, if all have the same size, as when all rows have one integer sum."""
         if not can_look(self.largest_k):
             raise NotImplementedError("sample_indices does not work under vmap and in compiled code; use sample")
         if (self.largest_k > self.k).any():
@@ -213,8 +214,8 @@ class PhantomUnit(SamplingDesign):
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        # Where and only where a value is outside of the support, it is with its phantom outside of that of the wrapped
-        # design, or impossible there.
+        # A value is outside the support if and only if, with its phantom, it is outside the support of the wrapped
+        # design or impossible there.
         return self.wrapped.log_prob(self.with_phantom(value)).to(self.probs.dtype)
 
     def entropy(self) -> Tensor:
@@ -225,7 +226,7 @@ class PhantomUnit(SamplingDesign):
 
         Raises:
             NotImplementedError: If rows differ in their sizes.
-            ValueError: If there are more than ``MAX_SUPPORT`` of them.
+            ValueError: If there are more than ``MAX_SUPPORT`` vectors.
         """
         if not can_look(self.largest_k):
             raise NotImplementedError("enumerate_support does not work under vmap and in compiled code")

@@ -1,4 +1,4 @@
-"""The pivotal method: duels between units that keep every inclusion probability, in random or in given order."""
+"""The pivotal method: duels between units that preserve inclusion probabilities, in random or in given order."""
 
 import math
 
@@ -20,17 +20,19 @@ from .design import Relaxation
 class Pivotal(DesignInOrder):
     r"""Draws k-hot vectors with exactly the given inclusion probabilities by the pivotal method.
 
-    ``order="random"`` shuffles each draw and plays a tournament: O(n) work after the shuffle, in O(log n) steps, but
-    the probability of a vector is unknown. ``order="fixed"`` duels in the given order: neighbours exclude each other,
-    so that draws spread over the order, and ``log_prob``, ``entropy`` (both O(n)) and ``pairwise_inclusion`` are exact.
-    Many vectors then have probability 0; their gradient is 0. On CUDA and ROCm tensors a draw is one kernel, in random
-    order for up to 4096 units; on a CPU with numba it is one loop. A step of :class:`~khot.StraightThrough` on one long
-    row takes at most 8 times the memory of its float32 parameters there, and 12 times in plain torch, which takes many
-    rows some at a time. In the given order, in plain torch, a draw of one long row takes 25 times that memory, and its
-    ``log_prob`` 36 times: both hold about a dozen float64 numbers for each duel.
+    ``order="random"`` shuffles the units for each draw and plays a tournament. This takes O(n) work after the shuffle,
+    in O(log n) steps, but the probability of a vector is unknown. ``order="fixed"`` duels in the given order:
+    neighbours exclude each other, so draws spread over the order, and ``log_prob``, ``entropy`` (both O(n)) and
+    ``pairwise_inclusion`` are exact. Many vectors then have probability 0, with gradient 0. On CUDA and ROCm tensors a
+    draw is one kernel, in random order for up to 4096 units; on a CPU with numba it is one loop.
 
-    ``mean`` is ``probs``. Everything computed is differentiable in ``probs``, along changes that keep the sum, and in
-    ``logits``; in the given order with kinks where a partial sum of ``probs`` is an integer.
+    A step of :class:`~khot.StraightThrough` on one long row takes at most 8 times the memory of its float32 parameters
+    with numba, and 12 times in plain torch, which processes many rows in parts. In the given order, in plain torch, a
+    draw of one long row takes 25 times that memory and its ``log_prob`` 36 times: both hold about a dozen float64
+    numbers per duel.
+
+    ``mean`` is ``probs``. All results are differentiable in ``logits``, and in ``probs`` along changes that keep the
+    sum. In the given order there are kinks where a partial sum of ``probs`` is an integer.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.

@@ -31,35 +31,35 @@ from .enumeration import LISTED, MAX_SUPPORT
 
 
 class PlackettLuce(KHotDistribution):
-    r"""Chooses k of n units one after another, each in proportion to its weight among those that are left.
+    r"""Chooses k of n units one after another, each in proportion to its weight among the remaining units.
 
     .. math:: P(v_1, \dots, v_k) = \prod_{j=1}^{k}
         \frac{e^{\theta_{v_j}}}{\sum_{i \notin \{v_1, \dots, v_{j-1}\}} e^{\theta_i}}
 
-    A value holds indices, long and of shape ``(..., k)``, in the order of choice; ``k = n`` makes it a ranking of all
-    units. The set of the chosen has the law of :class:`~khot.GumbelTopK`, whose ``mean`` has the inclusion
-    probabilities; ``to_khot`` makes k-hot vectors of values. ``logits`` are the log-weights :math:`\theta`; a constant
-    added to a row changes nothing. Fitted to data by ``log_prob``, it is the usual model of rankings and, with k less
-    than n, of the first choices alone.
+    A value contains indices, long and of shape ``(..., k)``, in the order of choice; with ``k = n`` it is a ranking of
+    all units. The set of chosen units has the law of :class:`~khot.GumbelTopK`, whose ``mean`` has the inclusion
+    probabilities; ``to_khot`` turns values into k-hot vectors. ``logits`` are the log-weights :math:`\theta`; adding a
+    constant to a row changes nothing. Fitted to data through ``log_prob``, this is the usual model of rankings, or with
+    k less than n of the first choices only.
 
-    Where rows differ in k, values are as wide as the largest one and hold -1 beyond the k of their row. So do observed
-    choices that are padded: ``PlackettLuce(logits, (choices >= 0).sum(-1)).log_prob(choices)``.
+    If rows differ in k, values are as wide as the largest k and contain -1 beyond the k of their row. Padded
+    observations follow the same convention: ``PlackettLuce(logits, (choices >= 0).sum(-1)).log_prob(choices)``.
 
-    ``log_prob`` takes O(n + k) steps, and is differentiable to any order. No sum is found by subtraction, so that it is
-    accurate for weights of any size. A choice of an excluded unit has ``-inf``, with zero gradient; so has a value
-    outside of the support, if validation is off. In Pyro a site is enumerated by ``infer={"enumerate": "parallel"}``.
+    ``log_prob`` takes O(n + k) steps and is differentiable to any order. No sum is computed by subtraction, so it is
+    accurate for weights of any size. The choice of an excluded unit gives ``-inf``, with zero gradient; so does a value
+    outside the support if validation is off. In Pyro, ``infer={"enumerate": "parallel"}`` enumerates a site.
 
     Args:
         logits: Log-weights ``(..., n)``; ``-inf`` excludes a unit.
-        k: Number of choices, an int or an integer tensor that broadcasts with the batch shape of ``logits``, which it
-            may extend. The largest entry of a tensor is the width of values, so that there must be one to look at:
-            under ``vmap`` and in compiled code it has to be an int.
+        k: Number of choices, an int or an integer tensor that broadcasts with the batch shape of ``logits`` and may
+            extend it. The largest entry of a tensor is the width of values, so its contents must be readable: under
+            ``vmap`` and in compiled code k has to be an int.
         validate_args: Whether to check the contents of tensors.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype, or is a DTensor.
         ValueError: If shapes or values are out of range, or a row has fewer than k units that are not excluded.
-        NotImplementedError: If ``k`` is a tensor whose contents cannot be looked at.
+        NotImplementedError: If ``k`` is a tensor whose contents cannot be read.
 
     References:
         [1] Plackett (1975), "The analysis of permutations", Journal of the Royal Statistical Society C 24(2).
@@ -117,7 +117,7 @@ class PlackettLuce(KHotDistribution):
 
     @property
     def size(self) -> int | Tensor:
-        """``k`` as an int where it is known to be the same in all rows, else as a tensor of the batch shape."""
+        """``k`` as an int if it is known to be the same in all rows, otherwise as a tensor of the batch shape."""
         return self.k if self._shared_k is None else self._shared_k
 
     def __repr__(self) -> str:
@@ -138,16 +138,16 @@ class PlackettLuce(KHotDistribution):
 
     @property
     def mode(self) -> Tensor:
-        """The most probable choices, the largest log-weights in decreasing order, of equal ones the earlier first."""
+        """The most probable choices: the largest log-weights in decreasing order, the earlier first among ties."""
         order = self.logits.detach().sort(dim=-1, descending=True, stable=True).indices
         return law.padded(order[..., : self.event_shape[0]], self.size)
 
     def sample(self, sample_shape: SizeLike = Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draws choices, ``sample_shape + batch_shape + (k,)``, by Gumbel noise on the log-weights.
+        """Draws choices, ``sample_shape + batch_shape + (k,)``, by adding Gumbel noise to the log-weights.
 
         Args:
             sample_shape: Shape of the independent draws.
-            generator: Source of randomness on the device of the parameters, torch's default one if None.
+            generator: Source of randomness on the device of the parameters; by default torch's own.
         """
         check_generator(generator, self.logits.device)
         shape = Size(checked_shape("sample_shape", sample_shape) + self.batch_shape)
@@ -163,9 +163,9 @@ class PlackettLuce(KHotDistribution):
         return law.log_prob(self._log_weights, self.size, value).to(self.logits.dtype)
 
     def to_khot(self, value: Tensor) -> Tensor:
-        """The k-hot vectors ``(..., n)`` of values ``(..., k)``, in the dtype of ``logits``; -1 stands for no unit."""
+        """The k-hot vectors ``(..., n)`` of values ``(..., k)``, in the dtype of ``logits``; -1 is ignored."""
         self._check_value(value)
-        wide = self.logits.new_zeros(*shape_of(value)[:-1], self.n + 1)  # the last entry for what is -1
+        wide = self.logits.new_zeros(*shape_of(value)[:-1], self.n + 1)  # the last entry collects the -1s
         return wide.scatter(-1, torch.where(value < 0, self.n, value.long()), 1.0)[..., : self.n]
 
     def entropy(self) -> Tensor:
@@ -184,7 +184,7 @@ class PlackettLuce(KHotDistribution):
 
         Raises:
             NotImplementedError: If rows differ in ``k``.
-            ValueError: If there are more than ``MAX_SUPPORT`` (1,000,000) of them.
+            ValueError: If there are more than ``MAX_SUPPORT`` (1,000,000) values.
         """
         sizes = self._sizes("enumerate_support")
         if len(sizes) > 1:

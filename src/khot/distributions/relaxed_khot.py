@@ -1,12 +1,12 @@
-r"""Relaxed k-hot vectors: what RelaxedOneHotCategorical is to one-hot ones, and their straight-through form.
+r"""Relaxed k-hot vectors, the k-hot counterpart of RelaxedOneHotCategorical, and their straight-through form.
 
-The density. A sample is y = sigmoid(z), z = (x - t) / T, of scores x = theta + g with Gumbel noise g and the threshold
-t. From x to z up to a constant, and t, the Jacobian is T^(n - 1), and t integrates out:
+The density. A sample is y = sigmoid(z) with z = (x - t) / T, for scores x = theta + g with Gumbel noise g and the
+threshold t. Change variables from x to t and z up to a constant: the Jacobian is T^(n - 1), and t integrates out:
 
 .. math:: \int \prod_i p_{\mathrm{Gumbel}}(t + T z_i - \theta_i) \, dt
     = \Gamma(n) \prod_i \mathrm{softmax}(\theta - T z)_i
 
-From z, up to a constant, to the first n - 1 entries of y, whose sum is given, it is that of
+The Jacobian from z, up to a constant, to the first n - 1 entries of y, whose sum is given, is that of
 ``biject_to(capped_simplex(k))``: log|det J| = sum log d_i - log sum d_i with d = y (1 - y).
 """
 
@@ -49,21 +49,21 @@ class RelaxedKHot(KHotDistribution):
 
     ``rsample`` is reparametrised: differentiable in ``logits``, ``temperature`` and ``k``. As the temperature falls to
     0, samples become k-hot, with the law of Gumbel top-k. With ``sigmoid_topk`` they have a density in closed form,
-    with respect to Lebesgue measure on any n - 1 of the entries, also where k is no integer:
+    with respect to Lebesgue measure on any n - 1 of the entries, even if k is not an integer:
 
     .. math:: \log p(y) = \log \Gamma(n) + (n - 1) \log T
         + \sum_i \log \mathrm{softmax}(\theta - T \operatorname{logit} y)_i
         - \sum_i \log d_i + \log \sum_i d_i, \quad d_i = y_i (1 - y_i)
 
-    In Pyro it is the proper prior of a latent site on the capped simplex, for NUTS, HMC and continuous autoguides;
-    equal logits favour no unit. (An ImproperUniform over the constraint has no samples to start from.)
+    In Pyro it is a proper prior for a latent site on the capped simplex, for NUTS, HMC and continuous autoguides; equal
+    logits favour no unit. (An ImproperUniform over the constraint has no samples to start from.)
 
-    Such samples lie inside of (0, 1): an entry that would round to 0 or 1 is the nearest number inside. They remember
-    the scores that they were made from, as do values of ``biject_to(capped_simplex(k))``, so that their density is
-    exact, and differentiable through the scores. The density of other values, such as detached samples, is as accurate
-    as the values are. At an exact 0 or 1 there is none (its limit is 0 or infinite): ``log_prob`` raises ValueError, or
-    is ``-inf`` without validation, as for values outside of the capped simplex. With other relaxations it raises
-    NotImplementedError.
+    These samples lie inside (0, 1): an entry that would round to 0 or 1 is replaced by the nearest number inside. They
+    remember the scores that they were made from, as do values of ``biject_to(capped_simplex(k))``, so that their
+    density is exact, and differentiable through the scores. The density of other values, such as detached samples, is
+    as accurate as the values are. There is no density at an exact 0 or 1, where its limit is 0 or infinite:
+    ``log_prob`` raises ValueError, or is ``-inf`` without validation, as for values outside the capped simplex. With
+    other relaxations it raises NotImplementedError.
 
     Args:
         temperature: Positive softness, a number or a tensor that broadcasts to the batch shape.
@@ -78,8 +78,8 @@ class RelaxedKHot(KHotDistribution):
         ValueError: If shapes or values are out of range.
 
     References:
-        [1] Maddison, Mnih, Teh (2017), "The Concrete distribution", arXiv:1611.00712: the same for k = 1 and softmax.
-        [2] "Differentiable top-k: from one-hot to k-hot", Eqs. (9)-(11), the map.
+        [1] Maddison, Mnih, Teh (2017), "The Concrete distribution", arXiv:1611.00712: the case of k = 1 and softmax.
+        [2] "Differentiable top-k: from one-hot to k-hot", Eqs. (9)-(11): the map.
 
     Example:
         >>> relaxed = RelaxedKHot(0.5, logits=torch.zeros(4), k=2)
@@ -120,7 +120,7 @@ class RelaxedKHot(KHotDistribution):
     def _validate_contents(self) -> None:
         n, k, temperature = self.event_shape[0], self.k, self.temperature
         if not self.logits.isfinite().all():
-            raise ValueError("`logits` must be finite, but some are infinite: leave out units that have no choice")
+            raise ValueError("`logits` must be finite, but some are infinite: leave out units that are certain")
         if isinstance(k, Tensor) and not ((k >= 0) & (k <= n)).all():
             raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
         if isinstance(temperature, Tensor) and not ((temperature > 0) & temperature.isfinite()).all():
@@ -154,20 +154,20 @@ class RelaxedKHot(KHotDistribution):
         return self._draw(self._scores(sample_shape, generator))
 
     def from_scores(self, scores: Tensor) -> Tensor:
-        r"""The draw that perturbed scores make: ``rsample`` for noise of your own, kept fixed or shared, say.
+        r"""The draw for given perturbed scores: ``rsample`` with your own noise, such as fixed or shared noise.
 
         .. math:: \text{scores} = \theta + g, \quad g \text{ standard Gumbel noise}
 
         Args:
             scores: Perturbed logits ``(*sample_shape, *batch_shape, n)``. Derivatives go through them; scores without
-                a gradient get that of ``logits``, as if the noise had been added to these.
+                a gradient get that of ``logits``, as if the noise had been added to the logits.
 
         Returns:
             Tensor like ``scores``, with the dtype of ``logits`` and the gradient that ``rsample`` has.
 
         Raises:
-            TypeError: If ``scores`` is no floating-point tensor.
-            ValueError: If it has another shape.
+            TypeError: If ``scores`` is not a floating-point tensor.
+            ValueError: If its shape does not fit.
 
         Example:
             >>> RelaxedKHot(0.5, logits=torch.zeros(3), k=1.5).from_scores(torch.tensor([-0.5, 0.0, 0.5]))
@@ -205,7 +205,7 @@ class RelaxedKHot(KHotDistribution):
 
     @property
     def _varies(self) -> bool | Tensor:
-        """Whether samples are not constant."""
+        """Whether samples vary at all."""
         n = self.event_shape[0]
         if isinstance(self.k, Tensor):
             return ((self.k > 0) & (self.k < n)).to(self.logits.device)
@@ -226,18 +226,18 @@ class RelaxedKHot(KHotDistribution):
         return self._log_density(log_odds(value, inside), inside)
 
     def _check_interior(self, value: Tensor) -> None:
-        """Values of the support have a density."""
+        """Checks that values of the support have a density."""
         varies = self._varies
         if not (varies.all() if isinstance(varies, Tensor) else varies):
             raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
         if not (self._is_inside(value).all() if isinstance(varies, Tensor) else is_interior(value)):
             raise ValueError(
-                "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; a model that is relaxed needs "
-                "a guide that is too (khot.infer.KHotReparam), and hard data need a sampling design"
+                "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; a relaxed model needs a "
+                "relaxed guide (khot.infer.KHotReparam), and hard data need a sampling design"
             )
 
     def _is_surely_inside(self, value: Tensor) -> bool:
-        """Whether one look, on a CPU, tells that all values have a density."""
+        """Whether one quick test, on a CPU, shows that all values have a density."""
         if self._varies is not True or value.device.type != "cpu" or not can_look(value, *self._tensors()):
             return False
         return capped_simplex(self.k).holds(value.detach()) and is_interior(value)
@@ -249,7 +249,7 @@ class RelaxedKHot(KHotDistribution):
 
     @one_operation
     def _log_density(self, z: Tensor, inside: Tensor | None = None) -> Tensor:
-        """From the log-odds of values, ``inside`` saying which of them have a density; None: all."""
+        """The log-density of values with given log-odds; ``inside`` tells which of them have a density (None: all)."""
         n, temperature = self.event_shape[0], self.temperature
         if isinstance(temperature, Tensor):
             temperature = temperature.to(z.dtype)
@@ -263,19 +263,19 @@ class RelaxedKHot(KHotDistribution):
 
 @feels_between_vertices
 class RelaxedKHotStraightThrough(RelaxedKHot):
-    r"""A k-hot sample with the gradient of the relaxed one of which it is the top-k.
+    r"""A k-hot sample with the gradient of the relaxed sample from which it was selected.
 
-    The k-hot counterpart of Pyro's RelaxedOneHotCategoricalStraightThrough. ``rsample`` returns exact k-hot vectors,
-    with the law of Gumbel top-k, whose gradient is that of :class:`RelaxedKHot`: biased, the less so the lower the
-    temperature, while its variance grows. A sample remembers its relaxed vector, and ``log_prob`` is the density of
-    that one. So under an ELBO it belongs into model and guide, or into a guide whose density shall stand in for the
-    probability of the sample.
+    This is the k-hot counterpart of Pyro's RelaxedOneHotCategoricalStraightThrough. ``rsample`` returns exact k-hot
+    vectors with the law of Gumbel top-k. Their gradient is that of :class:`RelaxedKHot`, which is biased; a lower
+    temperature reduces the bias and increases the variance. A sample remembers its relaxed vector, and ``log_prob`` is
+    the density of the relaxed vector. Under an ELBO, use it in both model and guide, or in a guide only if this density
+    may replace the probability of the sample.
 
     Args:
         temperature: Positive softness, a number or a tensor that broadcasts to the batch shape.
         logits: Finite log-weights ``(..., n)``.
         k: Number of ones, an int or an integer tensor that broadcasts with the batch shape.
-        relaxation: Map ``relaxation(scores, k, temperature)`` onto the capped simplex; one that keeps the order.
+        relaxation: Map ``relaxation(scores, k, temperature)`` onto the capped simplex that keeps the order.
         validate_args: Whether to check the contents of tensors.
 
     Raises:
@@ -306,9 +306,9 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
 
     def _draw(self, scores: Tensor) -> Tensor:
         relaxed = self._relaxed(scores)
-        # Of the scores, which tell apart what rounds to the same number.
+        # Select by the scores, which distinguish entries that round to the same number.
         hard = with_derivatives_of(topk_mask(scores.detach(), cast(Tensor, self.k)).to(relaxed.dtype), relaxed)
-        hard._unquantize = relaxed  # type: ignore[attr-defined]  # as Pyro calls it
+        hard._unquantize = relaxed  # type: ignore[attr-defined]  # the name that Pyro uses
         return hard
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -328,4 +328,4 @@ def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:
         raise TypeError(f"`k` must be a real number or a tensor, but got {k!r}{advice}")
     if not 0 <= float(k) <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-    return operator.index(k) if isinstance(k, Integral) else float(k)  # some relaxations take integers only
+    return operator.index(k) if isinstance(k, Integral) else float(k)  # some relaxations take only integers

@@ -1,7 +1,7 @@
-"""Designs whose parameter is of a half type: each result is that of the same design in float32, rounded.
+"""Designs with a parameter of a half type: each result is that of the same design in float32, rounded.
 
-Rounded probabilities do not sum to k, rounded noise repeats itself, and rounded moments cancel. So such a design
-computes nothing itself: its members call those of its twin in float32, and round what they return.
+Rounded probabilities do not sum to k, rounded noise has ties, and rounded moments cancel. So such a design computes
+nothing itself: its members call those of its counterpart in float32 and round the results.
 """
 
 import functools
@@ -15,7 +15,7 @@ from khot._distributed.shards import row_sums
 
 
 def rounded(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
-    """The member of a design; of one in a half type, that of its twin in float32, rounded."""
+    """The member of a design; in a half type, the member of its counterpart in float32, rounded."""
 
     @functools.wraps(member)
     def call(design: Any, *args: Any, **kwargs: Any) -> Any:
@@ -30,10 +30,10 @@ def rounded(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unrounded(probs: Tensor, k: Tensor) -> Tensor:
-    """Float32 probabilities that sum to ``k``, of which those given, of a half type, are roundings.
+    """Float32 probabilities that sum to ``k`` and round to the given ones, which have a half type.
 
-    All entries between 0 and 1 move by the same share of themselves, by no more than rounding can have moved them. Only
-    what the sum then still has too much is taken from entries of 1. The gradient is that of ``probs``.
+    All entries between 0 and 1 change in the same proportion, by no more than rounding can have changed them. Any
+    remaining excess of the sum is taken from entries of 1. The gradient is that of ``probs``.
     """
     exact, unit = probs.detach().double(), torch.finfo(probs.dtype).eps / 2
     inner, ones = exact.masked_fill(exact == 1, 0.0), (exact == 1).double()

@@ -1,4 +1,4 @@
-"""The rows of a design: expanding them, some of them, and slabs of many that are worked on one after the other."""
+"""The rows of a design: expanding them, selecting some, and processing many of them slab by slab."""
 
 import math
 from collections.abc import Callable
@@ -17,19 +17,19 @@ from khot.laws.kept import Kept
 
 from .members import DesignMembers
 
-WHOLE = 2**17  # units of rows that are taken all together, so that nothing is made twice
-SLAB = 2**14  # of more rows, units that are scored or drawn at a time: about 2 MB
+WHOLE = 2**17  # units of rows that are processed as a whole, so that nothing is computed twice
+SLAB = 2**14  # beyond that, units that are scored or drawn at a time: about 2 MB
 
 
 class DesignOfRows(DesignMembers):
-    """A design as its tensors, each of which starts with the batch shape.
+    """A design as a set of tensors, each of which starts with the batch shape.
 
     Attributes:
-        k: The number of ones of each row, or the smallest one.
-        largest_k: The largest one.
-        temperature: Of the relaxation.
-        kept: What methods have in common and compute once.
-        spread: Where the rows are, if the parameter is a DTensor.
+        k: The number of ones of each row, or the smallest if it varies.
+        largest_k: The largest number of ones of each row.
+        temperature: The softness of the relaxation.
+        kept: Intermediate values that methods share and compute once.
+        spread: The placement of the rows, if the parameter is a DTensor.
     """
 
     k: Tensor
@@ -42,16 +42,16 @@ class DesignOfRows(DesignMembers):
 
     @property
     def size(self) -> int | Tensor:
-        """``k`` as an int where it is known to be the same in all rows, else as the tensor ``k``."""
+        """``k`` as an int if it is known to be the same in all rows, otherwise as the tensor ``k``."""
         return self.k if self._shared_k is None else self._shared_k
 
     @property
     def relaxes_logits(self) -> bool:
-        """Whether ``probs`` is the relaxation of given ``logits``, rather than given itself or a law of its own."""
+        """Whether ``probs`` is the relaxation of given ``logits``, rather than given or defined by the design."""
         return self.parameter_name == "logits" and not self._has_own_probs
 
     def _size_of(self, k: Tensor) -> int | Tensor:
-        """k of some rows, as an int where it is one."""
+        """The k of some rows, as an int if it is one."""
         return k if self._shared_k is None else self._shared_k
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
@@ -85,7 +85,7 @@ class DesignOfRows(DesignMembers):
         return shape[:-1], shape[-1:]
 
     def some_rows(self, start: int, stop: int) -> Self:
-        """The design of some rows of the batch, which are counted as if it had one dimension."""
+        """The design of some rows of the batch, which are numbered as if the batch had one dimension."""
         new, batch_dim, rows = object.__new__(type(self)), len(self.batch_shape), self.batch_shape.numel()
         new.__dict__.update(self.__getstate__())
         for name, value in new.__dict__.items():
@@ -95,24 +95,24 @@ class DesignOfRows(DesignMembers):
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles hold: the parameter, not what was computed from it, whose graph cannot be copied."""
+        """The state for copies and pickles: the parameter without computed values, whose graph cannot be copied."""
         lazy = self._lazy - {self.parameter_name}
         return {name: value for name, value in super().__getstate__().items() if name not in lazy} | {"kept": Kept()}
 
     def in_float64(self) -> Self:
-        """This design with a parameter in float64, so that all results have their digits; of a DTensor itself."""
+        """This design with a parameter in float64, so that results are not rounded; unchanged for a DTensor."""
         if self.parameter.dtype == torch.float64 or self.spread is not None:
             return self
         new = object.__new__(type(self))
         for name, value in self.__getstate__().items():
-            if name == self.parameter_name or name not in self._lazy:  # what is computed has rounding errors
+            if name == self.parameter_name or name not in self._lazy:  # computed values have rounding errors
                 is_real = isinstance(value, Tensor) and value.is_floating_point()
                 new.__dict__[name] = value.double() if is_real else value
         new.kept = Kept()
         return new
 
     def _by_rows(self, function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
-        """``function(probs, k, *others, kept=self.kept)`` of tensors ``(..., n)``; of many rows slab by slab."""
+        """``function(probs, k, *others, kept=self.kept)`` for tensors ``(..., n)``; many rows go slab by slab."""
         probs, *others = arguments
         if probs.numel() <= WHOLE:
             return function(probs, self.k, *others, kept=self.kept)
@@ -121,7 +121,7 @@ class DesignOfRows(DesignMembers):
     def _in_slabs(
         self, function: Callable[..., Tensor], *arguments: Tensor, largest: int, most: int | None = None
     ) -> Tensor:
-        """``function(probs, k, *others)``, of many rows in slabs of ``largest`` units each, at ``most`` so many."""
+        """``function(probs, k, *others)``; many rows are processed in slabs of ``largest`` units, at most ``most``."""
 
         def of_rows(probs: Tensor, *others_and_k: Tensor) -> tuple[Tensor]:
             *others, k = others_and_k
@@ -130,7 +130,7 @@ class DesignOfRows(DesignMembers):
         return by_rows(of_rows, largest, *arguments, self.k.unsqueeze(-1), most=most)[0]
 
     def _draw_by_rows(self, function: Callable[..., Tensor], sample_shape: SizeLike, *options: Any) -> Tensor:
-        """Draws ``function(probs, k, draws, *options)``, ``(draws, *probs.shape)``, in the shape of ``sample``."""
+        """Draws ``function(probs, k, draws, *options)``, ``(draws, *probs.shape)``, reshaped as ``sample`` requires."""
         shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
 
         def of_rows(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor:

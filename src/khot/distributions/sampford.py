@@ -1,4 +1,4 @@
-"""Sampford's design: exact inclusion probabilities, log-probability and pairs, close to the largest entropy."""
+"""Sampford's design: exact inclusion probabilities, log-probability and pairs, with almost the largest entropy."""
 
 import torch
 from torch import Tensor
@@ -17,17 +17,18 @@ SLAB = 3 * 2**13  # units of the rows that are scored at a time: two product tre
 
 
 class Sampford(SamplingDesign):
-    r"""Draws k-hot vectors with the given inclusion probabilities, of a law in closed form.
+    r"""Draws k-hot vectors with the given inclusion probabilities, from a law in closed form.
 
     .. math:: P(x) \propto \prod_{i: x_i = 1} \frac{\pi_i}{1 - \pi_i} \sum_{i: x_i = 1} (1 - \pi_i)
 
-    ``mean`` is ``probs``, without an equation to solve. Conditional Poisson, reweighted, gives exact ``log_prob`` and
-    draws at O(n log² n) cost, in float64; nothing is rejected, however close to 1 a probability is. For k = 2 the law
-    is that of :class:`~khot.Brewer`. The most probable vector has the k largest ``probs``; the entropy, which has no
-    closed form, is a sum over all vectors where C(n, k) is at most 1,000,000. Memory is that of
-    :class:`~khot.ConditionalPoisson`, for one long row up to twice as much.
+    ``mean`` is ``probs``, without an equation to solve. The law is a reweighted conditional Poisson law, which gives
+    exact ``log_prob`` and draws at O(n log² n) cost, in float64. There is no rejection, however close to 1 a
+    probability is. For k = 2 the law is that of :class:`~khot.Brewer`. The most probable vector has the k largest
+    ``probs``. The entropy has no closed form; it is a sum over all vectors if C(n, k) is at most 1,000,000. Memory is
+    as for
+    :class:`~khot.ConditionalPoisson`, and up to twice as much for one long row.
 
-    Everything computed is differentiable to any order in ``probs``, along changes that keep the sum, and in ``logits``.
+    All results are differentiable to any order in ``logits``, and in ``probs`` along changes that keep the sum.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
@@ -76,7 +77,7 @@ class Sampford(SamplingDesign):
 
     def _log_prob(self, value: Tensor) -> Tensor:
         probs = self.probs
-        draws_share = value.numel() > probs.numel()  # draws have product trees in common
+        draws_share = value.numel() > probs.numel()  # several draws share a product tree
         if draws_share or value.numel() <= WHOLE or unit_by_unit.takes(probs, self.k, value):
             return law.log_prob(probs, self.size, value, self.kept).to(probs.dtype)
 

@@ -1,4 +1,4 @@
-"""Sequential Poisson sampling: order sampling by uniform variables."""
+"""Sequential Poisson sampling: order sampling with uniform variables."""
 
 from torch import Tensor
 from torch.distributions.utils import lazy_property
@@ -9,15 +9,16 @@ from .order_sampling import OrderSampling, interior_of, with_certain
 
 
 class SequentialPoisson(OrderSampling):
-    r"""Draws the k units of smallest :math:`Q_i = U_i / \lambda_i`, U independent and uniform on [0, 1].
+    r"""Selects the k units of smallest :math:`Q_i = U_i / \lambda_i`, U independent and uniform on [0, 1].
 
-    The cheapest of the order sampling designs: noise, a product and a top-k. Its inclusion probabilities ``mean`` are
-    near :math:`\lambda` = ``probs``, less so than those of :class:`~khot.ParetoSampling`; units of probability 1 are
-    taken out, so that they are drawn always.
+    This is the cheapest of the order sampling designs: noise, a product and a top-k. Its inclusion probabilities
+    ``mean`` are near :math:`\lambda` = ``probs``, though less so than those of :class:`~khot.ParetoSampling`. Units of
+    probability 1 are handled separately, so they are always drawn.
 
-    ``log_prob`` and ``mean`` are exact, by Gauss' rule between the points where a :math:`\lambda_i t` reaches 1, to
-    about 1e-11, or 1e-9 where the result is rounded to float32, and differentiable. Up to n such points make these two
-    slow in long rows with many probabilities near 1, where the other order sampling designs are not:
+    ``log_prob`` and ``mean`` are exact and differentiable. They are computed by Gauss' rule between the points where a
+    :math:`\lambda_i t` reaches 1, to about 1e-11, or 1e-9 where the result is rounded to float32. There are up to n
+    such points, so both are slow in long rows with many probabilities near 1, where the other order sampling designs
+    are fast:
 
     .. math:: P(S) = \int \prod_{i \in S} \min(1, \lambda_i t) \, d\Big[- \prod_{j \notin S} (1 - \lambda_j t)_+\Big]
 

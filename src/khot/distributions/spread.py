@@ -1,13 +1,13 @@
-"""Designs whose parameter is a DTensor: each method by the rows of the batch that this process has.
+"""Designs whose parameter is a DTensor: each method works on the local rows of the batch.
 
-Rows are whole as a rule: where they are cut they are gathered, when the design is made, and results with an entry for
-each unit are cut again. Then no method communicates but for draws, whose seed all processes have from the first one. A
-draw is a function of that seed, its number and that of its row and unit in the whole batch, so that any number of
-processes draw the same, and no two the same for different rows.
+Rows are whole as a rule: sharded rows are gathered when the design is made, and results with an entry for each unit are
+sharded again. No method communicates then, except that draws get a common seed from the first process. A draw is a
+function of that seed, its number, and the numbers of its row and unit in the whole batch. So any number of processes
+draw the same values, and different rows never share numbers.
 
-A design that knows what to do with parts of rows, as order sampling does, keeps them. Members for which its
-``works_on_parts`` holds are then those of the parts that are here, and exchange a few numbers a row; for the others the
-rows are gathered at the first call of one.
+Designs that can work on sharded rows, such as order sampling, keep them sharded. Members for which ``works_on_parts``
+holds then work on the local parts and exchange a few numbers per row. For the other members, the rows are gathered at
+the first call of one of them.
 """
 
 import functools
@@ -26,7 +26,7 @@ from khot.kernels.random_numbers.philox import draw_seed
 
 
 def by_rows_here(name: str, axes: int, member: Callable[..., Any]) -> Callable[..., Any]:
-    """The member of a design; of one that is spread over processes, by the design of the rows that are here."""
+    """The member of a design; if the design is spread over processes, that of the design of the local rows."""
 
     @functools.wraps(member)
     def call(design: Any, *args: Any, **kwargs: Any) -> Any:
@@ -38,7 +38,7 @@ def by_rows_here(name: str, axes: int, member: Callable[..., Any]) -> Callable[.
 
 
 class _Here(NamedTuple):
-    """The design of what is here of the rows for a member: whole rows, or parts of them."""
+    """The local design for a member: of whole rows, or of parts of them."""
 
     design: Any
     spread: SpreadBatch
@@ -52,7 +52,7 @@ class _Here(NamedTuple):
         return cls(design.parts_here, spread, spread.shards)
 
     def telling(self) -> AbstractContextManager[None]:
-        """In this block functions of rows are told who has the other parts."""
+        """In this context, functions of rows know which processes hold the other parts."""
         return nullcontext() if self.shards is None else spread_over(self.shards)
 
 
@@ -93,12 +93,12 @@ def _log_prob(design: Any, name: str, axes: int, value: Tensor) -> Tensor:
             with here.telling():
                 found = local.log_prob_of_parts(local.some_parts(parts, inside, shards), shards)
             return spread.together(found.masked_fill(~inside, -torch.inf), axes)
-    spread = design.spread  # where something is wrong, the rows are gathered for the message
+    spread = design.spread  # if something is wrong, the rows are gathered for the message
     return spread.together(design.rows_here.log_prob(spread.here("value", value, before)), axes)
 
 
 def _has_shape_of(design: Any, value: Tensor) -> bool:
-    """Whether a value has all units, and broadcasts with the batch."""
+    """Whether a value has all units and broadcasts with the batch."""
     try:
         broadcast_shapes(value.shape[:-1], design.batch_shape)
     except RuntimeError:

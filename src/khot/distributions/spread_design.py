@@ -1,4 +1,4 @@
-"""Designs that are spread over processes: the design of what this process has, whole rows or parts of them."""
+"""Designs that are spread over processes: the local design, of whole rows or of parts of them."""
 
 from typing import cast
 
@@ -16,16 +16,16 @@ from .rows import DesignOfRows
 
 
 class SpreadDesign(DesignOfRows):
-    """A design whose parameter may be a DTensor, see :mod:`.spread`."""
+    """A design whose parameter may be a DTensor; see :mod:`.spread`."""
 
-    _knows_parts = False  # whether rows that are cut stay so
+    _knows_parts = False  # whether sharded rows stay sharded
     _check_rows_here: bool | None  # the argument validate_args
 
     def _validate_spread(self, validate_args: bool | None) -> bool:
-        """Checks the rows that this process has, if any design is checked; the whole is then not looked at.
+        """Checks the rows of this process, if designs are checked at all; the whole parameter is then not checked.
 
-        Of rows that stay cut it is one collective, unless something is wrong, which all processes see: they gather the
-        rows for the message.
+        For rows that stay sharded this takes one collective. If something is wrong, all processes know, and they gather
+        the rows for the message.
         """
         KHotDistribution.__init__(self, *self._shapes(), validate_args=False)
         spread = cast(SpreadBatch, self.spread)
@@ -36,12 +36,12 @@ class SpreadDesign(DesignOfRows):
                 return False
         rows: SpreadDesign = self.rows_here
         KHotDistribution.__init__(rows, *rows._shapes(), validate_args=validate_args)
-        self._derived = None  # the rows here, of which, as of parts, a subclass may have more to tell
+        self._derived = None  # the local rows; a subclass may have more to compute from them
         return False
 
     @property
     def checks_rows_here(self) -> bool:
-        """Whether what this process has of a spread design is validated, and values given to it are."""
+        """Whether the local part of a spread design, and values given to it, are validated."""
         default = bool(type(self)._validate_args)
         return default if self._check_rows_here is None else self._check_rows_here
 
@@ -66,7 +66,7 @@ class SpreadDesign(DesignOfRows):
 
     @lazy_property
     def rows_here(self) -> Self:
-        """Of a design whose parameter is a DTensor: that of the rows that this process has, in plain tensors."""
+        """For a design whose parameter is a DTensor: the design of the rows of this process, in plain tensors."""
         new = self._part_of(cast(SpreadBatch, self.spread))
         if self._check_rows_here is not None:
             new._validate_args = self._check_rows_here
@@ -74,9 +74,9 @@ class SpreadDesign(DesignOfRows):
 
     @lazy_property
     def parts_here(self) -> Self:
-        """The same of cut rows, as a design of the units that this process has: for members that work on parts.
+        """The same for sharded rows, as a design of the units of this process: for members that work on parts.
 
-        They are to be called where ``shards_of_rows`` tells who has the other parts.
+        They are to be called where ``shards_of_rows`` provides the processes that hold the other parts.
         """
         new = self._part_of(cast(SpreadBatch, self.spread).in_parts())
         new._validate_args = False
@@ -94,12 +94,12 @@ class SpreadDesign(DesignOfRows):
         return new
 
     def holds_parts(self, value: Tensor, shards: Shards) -> Tensor:
-        """Which values ``(..., m)`` are in the support, of which this process has a part; all find the same."""
+        """Which values ``(..., m)``, of which this process has a part, are in the support; equal on all processes."""
         wrong, total = shards.sum(((value != 0) & (value != 1)).sum(-1), value.sum(-1, dtype=torch.float64))
         return (wrong == 0) & (total == self.k)
 
     def some_parts(self, value: Tensor, inside: Tensor, shards: Shards) -> Tensor:
-        """The values, k-hot ones in the place of those that are not ``inside`` the support."""
+        """The values, with k-hot ones in place of those that are not ``inside`` the support."""
         unit = shards.first + torch.arange(value.shape[-1], device=value.device)
         return torch.where(inside.unsqueeze(-1), value, (unit < self.k.unsqueeze(-1)).to(value.dtype))
 
@@ -108,8 +108,8 @@ class SpreadDesign(DesignOfRows):
         raise self._unavailable("log_prob")
 
     def works_on_parts(self, member: str) -> bool:
-        """Whether this member, of a design whose rows are cut, needs no whole rows.
+        """Whether this member of a design with sharded rows works without whole rows.
 
-        All processes ask, as it may take collectives, and get the same answer.
+        All processes must ask together, as this may take collectives, and get the same answer.
         """
         return False

@@ -17,16 +17,16 @@ from .design import Relaxation
 class Systematic(DesignInOrder):
     r"""Draws k-hot vectors with exactly the given inclusion probabilities by systematic sampling.
 
-    ``order="fixed"`` takes the units in the given order, O(n) work per draw: draws spread over the order as evenly as
-    can be, and ``log_prob``, ``entropy`` and ``pairwise_inclusion`` are exact. At most n vectors are possible; at all
-    others ``log_prob`` is ``-inf`` with gradient 0. ``order="random"`` shuffles the units for each draw; more vectors
-    become possible, and their probabilities are unknown. On a CPU many rows, some at a time, take at most 16 times the
-    memory of float32 parameters; one long row, of whose partial sums there are about ten in float64, 24 times, and
-    ``log_prob`` 30 times.
+    ``order="fixed"`` takes the units in the given order, with O(n) work per draw. Draws spread over the order as evenly
+    as possible, and ``log_prob``, ``entropy`` and ``pairwise_inclusion`` are exact. At most n vectors are possible; for
+    all others ``log_prob`` is ``-inf`` with gradient 0. ``order="random"`` shuffles the units for each draw; more
+    vectors become possible, and their probabilities are unknown. On a CPU a batch of many rows, processed in parts,
+    takes at most 16 times the memory of float32 parameters. One long row has about ten arrays of partial sums in
+    float64 and takes 24 times that memory; ``log_prob`` takes 30 times.
 
-    ``mean`` is ``probs``. Everything computed is differentiable in ``probs``, along changes that keep the sum, and in
-    ``logits``, with kinks where partial sums of ``probs`` differ by an integer. Vectors with a probability below 16 eps
-    of float64 count as impossible: rounding makes such vectors.
+    ``mean`` is ``probs``. All results are differentiable in ``logits``, and in ``probs`` along changes that keep the
+    sum, with kinks where partial sums of ``probs`` differ by an integer. Vectors with a probability below 16 eps of
+    float64 count as impossible, because rounding produces such vectors.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
@@ -82,9 +82,9 @@ class Systematic(DesignInOrder):
     def sample_indices(
         self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
-        """The draws of ``sample`` as the k positions of the ones, ``sample_shape + batch_shape + (k,)``, long.
+        """The positions of the ones of draws, in increasing order: ``sample_shape + batch_shape + (k,)``, long.
 
-        In the given order O(n) work for each row of parameters and O(k log n) for each draw.
+        In the given order this takes O(n) work per row of parameters and O(k log n) per draw.
         """
         check_generator(generator, self.parameter.device)
         k = self._require_shared_k("sample_indices")

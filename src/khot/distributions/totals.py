@@ -1,4 +1,4 @@
-"""Totals of a population, estimated from the units that a design has drawn."""
+"""Totals of a population, estimated from the units that a design drew."""
 
 import functools
 import math
@@ -15,38 +15,39 @@ from khot._validation import check_draw, check_scores, check_strided, described
 from .design import SamplingDesign
 from .phantom_unit import PhantomUnit
 
-FEW = 30  # units; the approximation of the variance is one for large populations
+FEW = 30  # units; the approximation of the variance is meant for large populations
 
 
 @one_operation
 def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Estimates the total of ``y`` over all n units from those drawn, and the variance of that estimate.
+    r"""Estimates the total of ``y`` over all n units from the drawn units, and the variance of this estimate.
 
     .. math:: T = \sum_{i \in S} \frac{y_i}{\pi_i}, \qquad V = \sum_{i < j \in S}
         \Bigl(\frac{\pi_i \pi_j}{\pi_{ij}} - 1\Bigr) \Bigl(\frac{y_i}{\pi_i} - \frac{y_j}{\pi_j}\Bigr)^2
 
-    T is unbiased under every design that can draw each unit with ``y_i`` other than 0. V, the form of Sen, Yates and
-    Grundy, is unbiased for the variance of T where every pair can be drawn, and may be negative. Of a design whose size
-    varies (:class:`PhantomUnit`) the phantom is one of the units, with ``y = 0``.
+    T is unbiased under every design that can draw every unit with a nonzero ``y_i``. V, in the form of Sen, Yates and
+    Grundy, is unbiased for the variance of T if every pair can be drawn, and may be negative. For a design whose size
+    varies (:class:`PhantomUnit`) the phantom counts as a unit with ``y = 0``.
 
-    A design without ``pairwise_inclusion`` gets the approximation of Hájek and Deville, for designs of high entropy and
-    many units (it is too large where a design spreads its draws over an order that y follows), with the m units of S
-    that are not certain:
+    For a design without ``pairwise_inclusion``, V is the approximation of Hájek and Deville for designs of high entropy
+    with many units, where m is the number of units of S that are not certain:
 
     .. math:: V = \frac{m}{m - 1} \sum_{i \in S} (1 - \pi_i) \Bigl(\frac{y_i}{\pi_i} - B\Bigr)^2, \quad
         B = \frac{\sum_{i \in S} (1 - \pi_i)\,y_i / \pi_i}{\sum_{i \in S} (1 - \pi_i)}
 
-    One unit says nothing about a variance: this V is NaN for m = 1. With fewer than 30 units in the population its
-    first use on a class of designs warns. :class:`Brewer` (up to k = 10), :class:`GumbelTopK`, :class:`ParetoSampling`
-    and :class:`SequentialPoisson` compute their pairs as sums over all subsets if there are at most 1,000,000 of these,
-    in as many evaluations of ``log_prob``: then V is exact, and with more subsets it is approximated.
+    It is too large if a design spreads its draws over an order that y follows. One unit carries no information about a
+    variance, so this V is NaN for m = 1. With fewer than 30 units in the population its first use on a class of designs
+    raises a warning. :class:`Brewer` (up to k = 10), :class:`GumbelTopK`, :class:`ParetoSampling` and
+    :class:`SequentialPoisson` compute their pairs as sums over all subsets if there are at most 1,000,000, with one
+    evaluation of ``log_prob`` per subset: V is then exact. With more subsets it is approximated.
 
-    Differentiable in ``y``, and in the parameter of the design as its inclusion probabilities and pairs are.
+    The result is differentiable in ``y``, and in the parameter of the design if its inclusion probabilities and pairs
+    are.
 
     Args:
-        design: The design that has drawn ``value``.
+        design: The design that drew ``value``.
         value: k-hot draws ``(..., n)``, such as ``design.sample((100,))``.
-        y: What was observed, ``(..., n)``; broadcasts with ``value``. Units that were not drawn have no influence, and
+        y: The observations, ``(..., n)``; broadcasts with ``value``. Units that were not drawn have no influence, and
             may be NaN.
 
     Returns:
@@ -54,14 +55,14 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
         the wider of the dtypes of ``value`` and ``y``.
 
     Raises:
-        TypeError: If ``design`` is not a SamplingDesign, or another argument not a floating-point tensor.
-        ValueError: If shapes do not match; with the validation of ``design`` on, if it cannot draw ``value``.
-        NotImplementedError: If ``design`` is a ConditionalPoisson with a range of sizes: V needs a fixed one.
+        TypeError: If ``design`` is not a SamplingDesign, or another argument is not a floating-point tensor.
+        ValueError: If shapes do not match, or, with the validation of ``design`` on, if it cannot draw ``value``.
+        NotImplementedError: If ``design`` is a ConditionalPoisson with a range of sizes: V needs a fixed size.
 
     References:
         [1] Horvitz, Thompson (1952), "A generalization of sampling without replacement from a finite universe".
-        [2] Sen (1953), and Yates, Grundy (1953), on the variance.
-        [3] Tillé (2006), "Sampling Algorithms", sections 2.8 and 7.5, on Deville's approximation of the variance.
+        [2] Sen (1953), and Yates, Grundy (1953), for the variance.
+        [3] Tillé (2006), "Sampling Algorithms", sections 2.8 and 7.5, for Deville's approximation of the variance.
 
     Example:
         >>> design = Sampford(probs=torch.tensor([0.5, 0.5, 0.4, 0.6]))
@@ -74,7 +75,7 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
         raise TypeError(f"`design` must be a khot.SamplingDesign, but got {described(design, SamplingDesign)}")
     if design.size_varies and not isinstance(design, PhantomUnit):
         raise NotImplementedError(
-            f"horvitz_thompson needs draws of one size, but those of `design` have a range of sizes, {design.support}"
+            f"horvitz_thompson needs draws of one size, but `design` has a range of sizes, {design.support}"
         )
     check_draw("value", value, design)
     _check_observed(y, value)
@@ -91,7 +92,7 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
 
 
 def _of_rows_here(design: SamplingDesign, spread: SpreadBatch, value: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a design that is spread over processes: each estimates for the rows of the batch that it has."""
+    """For a design that is spread over processes: each process estimates for its own rows of the batch."""
     arguments = {"value": value, "y": y}
     here = [spread.here(name, v, v.dim() - 1 - len(spread.shape)) for name, v in arguments.items()]
     total, variance = horvitz_thompson(design.rows_here, *here)
@@ -101,10 +102,10 @@ def _of_rows_here(design: SamplingDesign, spread: SpreadBatch, value: Tensor, y:
 @untraced
 @torch.no_grad()
 def _check_drawn(value: Tensor, design: SamplingDesign) -> None:
-    """That the design can draw each value: by its size, the inclusion probabilities and, if known, its own."""
+    """Checks that the design can draw each value, by its size, inclusion probabilities and, if known, probability."""
     if not design._checks_contents(value):
         return
-    message = "`value` must hold vectors that `design` can draw, but has {}. The arguments are (design, value, y)"
+    message = "`value` must contain vectors that `design` can draw, but has {}. The arguments are (design, value, y)"
     inside = design.support.check(value)
     if not inside.all():
         wrong = value[~inside][0]
@@ -117,7 +118,7 @@ def _check_drawn(value: Tensor, design: SamplingDesign) -> None:
         if impossible.any():
             unit = int(impossible.nonzero()[0, -1])
             raise ValueError(message.format(f"one {verb} unit {unit}, whose inclusion probability is {chance:.0f}"))
-    if design.enumerates("pairwise_inclusion"):  # such designs draw all others
+    if design.enumerates("pairwise_inclusion"):  # all other designs can draw every such vector
         return
     try:
         log_prob = design.log_prob(value)
@@ -142,7 +143,7 @@ def _check_observed(y: Any, value: Tensor) -> None:
 
 
 def _positive(probs: Tensor) -> Tensor:
-    """Where a unit is never drawn, anything: it has no share in any sum."""
+    """Replaces the probability of units that are never drawn by 1; they do not contribute to any sum."""
     return probs.masked_fill(probs == 0, 1.0)
 
 
@@ -165,25 +166,25 @@ def _variance(design: SamplingDesign, value: Tensor, y: Tensor) -> Tensor:
 @functools.cache  # once for each class of designs
 def _warn_of_few_units(name: str) -> None:
     message = (
-        f"horvitz_thompson approximates the variance here, since this {name} has no pairwise_inclusion, and the "
+        f"horvitz_thompson approximates the variance here, because this {name} has no pairwise_inclusion, and the "
         f"approximation is meant for {FEW} units or more: with fewer, prefer a design that has it, such as Sampford"
     )
-    warnings.warn(message, RuntimeWarning, stacklevel=5)  # of who calls horvitz_thompson
+    warnings.warn(message, RuntimeWarning, stacklevel=5)  # at the line that calls horvitz_thompson
 
 
 def _sen_yates_grundy(probs: Tensor, pairs: Tensor, value: Tensor, ratio: Tensor) -> Tensor:
-    """V without a tensor of the shape (draws, n, n)."""
+    """V, computed without a tensor of the shape (draws, n, n)."""
     drawable = (pairs > 0) & ~torch.eye(pairs.shape[-1], dtype=torch.bool, device=pairs.device)
     product = probs.unsqueeze(-1) * probs.unsqueeze(-2)
     weight = torch.where(drawable, product / torch.where(drawable, pairs, 1.0) - 1, 0.0)
     centre = (value * ratio).sum(-1, keepdim=True) / value.sum(-1, keepdim=True).clamp(min=1)
-    centred = value * (ratio - centre)  # differences are what counts, and they lose no digits to a common level
+    centred = value * (ratio - centre)  # only differences matter; a common level would cost them digits
     total = (centred * centred * _products(weight, value)).sum(-1)
     return total - (centred * _products(weight, centred)).sum(-1)
 
 
 def _products(weight: Tensor, vectors: Tensor) -> Tensor:
-    """Of each symmetric matrix (*batch, n, n) with all its vectors (*sample, *batch, n)."""
+    """The product of each symmetric matrix (*batch, n, n) with all its vectors (*sample, *batch, n)."""
     batch = weight.shape[:-2]
     rows = vectors.expand(broadcast_shapes(vectors.shape, weight.shape[:-1]))
     count = math.prod(rows.shape[: rows.dim() - 1 - len(batch)])

@@ -1,12 +1,12 @@
 """Gradient estimators through k-hot draws: wrappers that are Pyro distributions, and functions for custom loops.
 
-The functions are called as ``surrogate = estimator(design, f, num_samples)``, where f maps values ``(num_samples,
-*batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``. An event is a vector ``(n,)``, or several under
-one loss where the design is made independent over dimensions of its batch, by ``design.to_event(1)``. The surrogate, of
-shape ``batch_shape``, is differentiated in place of E[f(x)], with respect to the parameters of the design and of f: its
-gradient is the estimate. ``score_function_surrogate`` makes it of draws and losses that are there already. A
-``generator`` is on the device of the parameters. Each function has the attributes ``unbiased``, whether the expected
-gradient is exact for every f and design, and ``min_samples``.
+The functions are called as ``surrogate = estimator(design, f, num_samples)``, where f maps values
+``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``. An event is a vector ``(n,)``,
+or several vectors with one loss if ``design.to_event(1)`` makes batch dimensions of the design part of the event. The
+surrogate, of shape ``batch_shape``, is differentiated in place of E[f(x)] with respect to the parameters of the design
+and of f: its gradient is the estimate. ``score_function_surrogate`` constructs it from given draws and losses. A
+``generator`` must be on the device of the parameters. Each function has two attributes: ``unbiased``, whether the
+expected gradient is exact for every f and design, and ``min_samples``.
 """
 
 from khot.distributions import RelaxedKHotStraightThrough
@@ -22,7 +22,7 @@ from ._unordered_set import unordered_set
 from .imle import IMLE, AdaptiveStep
 from .rao_blackwell import RaoBlackwellStraightThrough
 
-__all__ = [  # noqa: RUF022  (ruff takes IMLE for a constant, which it would put first)
+__all__ = [  # noqa: RUF022  (ruff takes IMLE for a constant and would put it first)
     "AdaptiveStep",
     "IMLE",
     "MovingAverage",

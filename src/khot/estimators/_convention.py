@@ -1,9 +1,9 @@
 """The calling convention of the estimators for custom loops: ``surrogate = estimator(design, f, num_samples=1)``.
 
-Each is three steps. Draw: ``values`` of shape ``(S, *batch_shape, *event_shape)``, where the event is a vector ``(n,)``
-or, of a law made independent by ``to_event``, several of them. Evaluate: ``losses = f(values)``, ``(S, *batch_shape)``.
-Estimate: a pure function ``_surrogate(design, values, losses, ...)`` of shape ``batch_shape``, whose gradient is the
-estimate of that of E[f(x)]; a test sums it over all values that could have been drawn.
+Each has three steps. Draw: ``values`` of shape ``(S, *batch_shape, *event_shape)``, where the event is a vector
+``(n,)``, or several vectors if the law was made independent by ``to_event``. Evaluate: ``losses = f(values)``,
+``(S, *batch_shape)``. Estimate: a pure function ``_surrogate(design, values, losses, ...)`` of shape ``batch_shape``,
+whose gradient estimates that of E[f(x)]. A test can sum this function over all possible values.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ def declares(*, unbiased: bool, min_samples: int = 1) -> Callable[[Estimator], E
     """Gives an estimator its attributes.
 
     Args:
-        unbiased: Whether the expected gradient is the exact one, for every f and every k-hot design that it takes.
-        min_samples: The least ``num_samples``.
+        unbiased: Whether the expected gradient is exact for every f and every k-hot design that it takes.
+        min_samples: The smallest allowed ``num_samples``.
     """
 
     def mark(estimator: Estimator) -> Estimator:
@@ -35,7 +35,7 @@ def declares(*, unbiased: bool, min_samples: int = 1) -> Callable[[Estimator], E
 
 
 def checked_call(design: Any, f: Any, num_samples: Any, min_samples: int = 1) -> int:
-    """``num_samples`` as an int, at least ``min_samples``; ``design`` is a distribution over vectors, f a function."""
+    """``num_samples`` as an int of at least ``min_samples``, after checks of ``design`` and f."""
     check_design(design)
     check_function("f", f, "the values")
     count = checked_index("num_samples", num_samples)
@@ -45,7 +45,7 @@ def checked_call(design: Any, f: Any, num_samples: Any, min_samples: int = 1) ->
 
 
 def check_design(design: Any) -> None:
-    """``design`` is a distribution over vectors, one or several."""
+    """Checks that ``design`` is a distribution over one or several vectors."""
     if not isinstance(design, Distribution):
         raise TypeError(f"`design` must be a torch or Pyro distribution, but got {described(design, Distribution)}")
     if not design.event_shape:
@@ -53,7 +53,7 @@ def check_design(design: Any) -> None:
 
 
 def evaluate(f: Loss, values: Tensor, design: Distribution) -> Tensor:
-    """``f(values)``, which must be one real number for each event."""
+    """``f(values)``, checked to be one real number for each event."""
     losses: Any = f(values)
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
         got = f"dtype {losses.dtype}" if isinstance(losses, Tensor) else type(losses).__name__

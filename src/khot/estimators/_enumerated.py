@@ -22,27 +22,28 @@ def enumerated(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""The exact E[f(x)] with its exact gradient, for small C(n, k); for several latents, for a small product of them.
+    r"""The exact E[f(x)] with its exact gradient, for small C(n, k), or several latents with few combinations.
 
     .. math:: E[f(x)] = \sum_x p(x) f(x)
 
-    The vectors are listed, scored and summed up ``chunk_size`` at a time, and forward and backward take no more memory
-    than one such chunk needs. For that the backward pass evaluates f once more: f has to be a function of its argument
-    and of parameters alone. Derivatives of every order are exact.
+    The vectors are listed, scored and summed ``chunk_size`` at a time, and both passes need no more memory than one
+    such chunk does. For this, the backward pass evaluates f once more, so f must be a function of its argument and of
+    parameters only. Derivatives of every order are exact.
 
     Args:
         design: A distribution over vectors with ``log_prob`` and ``enumerate_support``, or several of them made
             independent by ``to_event``, whose values are all combinations.
         f: Maps values ``(m, *batch_shape, *event_shape)`` to losses ``(m, *batch_shape)``, for any m.
-        num_samples: Taken for the sake of the common calling convention; the result does not depend on it.
+        num_samples: Ignored; accepted so that all estimators can be called in the same way.
         chunk_size: Number of vectors that f gets at a time.
-        generator: Taken like ``num_samples``.
+        generator: Ignored, like ``num_samples``.
 
     Returns:
         Tensor of shape ``batch_shape``, E[f(x)].
 
     Raises:
-        TypeError: If ``design`` is no distribution, ``chunk_size`` no int, or f returns no floating-point tensor.
+        TypeError: If ``design`` is not a distribution, ``chunk_size`` not an int, or f returns no floating-point
+            tensor.
         ValueError: If there are more than a million vectors, ``chunk_size`` < 1, or f returns the wrong shape.
         NotImplementedError: If ``design`` has no ``log_prob``, or rows of its batch differ in k.
 
@@ -69,7 +70,7 @@ def enumerated(
 
     if len(starts) == 1:
         return part(0).to(dtype)
-    scores_of(design, support.values(0, 1))  # computed once, and outside of the checkpoint
+    scores_of(design, support.values(0, 1))  # computed once, outside the checkpoint
     parts = (checkpoint(part, start, use_reentrant=False) for start in starts)
     total = next(parts)
     for more in parts:
@@ -78,6 +79,6 @@ def enumerated(
 
 
 def _surrogate(design: Distribution, values: Tensor, losses: Tensor) -> tuple[Tensor, torch.dtype]:
-    """The part of the expectation that the values contribute, at least in float32, and the dtype of the whole."""
+    """The contribution of the values to the expectation, at least in float32, and the dtype of the final result."""
     log_prob, dtype = scores_of(design, values)
     return (log_prob.exp() * wide(losses)).sum(0), torch.promote_types(dtype, losses.dtype)

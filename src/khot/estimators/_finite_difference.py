@@ -1,4 +1,4 @@
-"""Unbiased gradients from differences of f between a draw and those that are one swap away."""
+"""Unbiased gradients from differences of f between a draw and the vectors that are one swap away."""
 
 import math
 from typing import Literal, NamedTuple
@@ -36,46 +36,48 @@ def finite_difference(
 
     with :math:`\theta` the logits, :math:`\pi` the mean, and :math:`x^{ij}` the vector x with the entries i and j
     exchanged, where they differ. The last equation is a coupling: samples with i and samples without it can be drawn
-    together such that they differ in one further unit, the partner j of i. Both are drawn unit by unit, from the same
-    uniform numbers; the first unit that only one of them takes is j. So :math:`P(j \mid i, x)` is known exactly. The
-    estimate is what stands in the last expectation, at S draws, less its mean over the units, as the exact gradient
-    sums to 0.
+    together such that they differ in one further unit, the partner j of i. Both are drawn unit by unit from the same
+    uniform numbers, and j is the first unit that only one of them takes. So :math:`P(j \mid i, x)` is known exactly.
+    The estimate is the expression inside the last expectation, averaged over S draws, minus its mean over the units,
+    because the exact gradient sums to 0.
 
-    It makes f no demand but to be defined on k-hot vectors, and does not depend on how f is written between them.
-    Where the law is concentrated, as that of a trained guide is, independent draws repeat each other, but the
-    neighbours of one draw do not. Measured for a quadratic f, n = 8, k = 3 and 16 evaluations of f, the variance of
-    :func:`score_function` with leave-one-out is 0.3 times the one here where all vectors are about as likely, 2 times
-    where the mode has the probability 0.5, 7 times at 0.74 and 37 times at 0.89.
+    f only has to be defined on k-hot vectors, and the estimate does not depend on how f continues between them. Where
+    the law is concentrated, like that of a trained guide, independent draws repeat each other, but the neighbours of
+    one draw do not. For a quadratic f with n = 8, k = 3 and 16 evaluations of f, the measured variance of
+    :func:`score_function` with leave-one-out is 0.3 times the variance here if all vectors are about equally likely, 2
+    times if the mode has probability 0.5, 7 times at 0.74 and 37 times at 0.89.
 
-    The cost is k (n - k) further evaluations of f for each draw, at all the neighbours; n for ``partners="drawn"``,
-    which draws one partner for each unit and has more variance. They are made without gradient, many at a time. The
-    laws of the partners take O(n² k) time for each row and O(n²) for each draw. Differentiable once. Parameters inside
-    f get the mean of their gradients at the draws. On :class:`~khot.PhantomUnit` the phantom is a unit as the others.
+    The cost is k (n - k) further evaluations of f for each draw, at all its neighbours. ``partners="drawn"`` needs only
+    n further evaluations: it draws one partner for each unit and has a larger variance. These evaluations run without
+    gradient, many at a time. The laws of the partners take O(n² k) time for each row and O(n²) for each draw. The
+    surrogate can be differentiated once. Parameters inside f get the mean of their gradients at the draws. On
+    :class:`~khot.PhantomUnit` the phantom is treated as any other unit.
 
     Args:
-        design: A ConditionalPoisson, or a PhantomUnit of it, or several latents of one made independent by
-            ``to_event``. For another design, ``ConditionalPoisson(probs=design.mean)`` is a law of the same inclusion
+        design: A ConditionalPoisson, or a PhantomUnit of it, or several latents of one kind made independent by
+            ``to_event``. For another design, ``ConditionalPoisson(probs=design.mean)`` has the same inclusion
             probabilities.
-        f: Maps values ``(m, *batch_shape, *event_shape)`` to losses ``(m, *batch_shape)``, for any m. First it gets the
-            draws, then what is one swap away from them.
+        f: Maps values ``(m, *batch_shape, *event_shape)`` to losses ``(m, *batch_shape)``, for any m. It is called
+            first with the draws, then with the vectors that are one swap away from them.
         num_samples: Number of independent draws, S.
         partners: ``"all"`` or ``"drawn"``.
-        chunk_size: About how many of the further vectors f gets at a time, for each row of the batch; at least S.
-        generator: Source of randomness, torch's default one if None.
+        chunk_size: Approximate number of further vectors that f gets at a time, for each row of the batch; at least S.
+        generator: Source of randomness; by default torch's own.
 
     Returns:
         Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
 
     Raises:
-        TypeError: If ``design`` is no distribution, ``chunk_size`` no int, or f returns no floating-point tensor.
+        TypeError: If ``design`` is not a distribution, ``chunk_size`` not an int, or f returns no floating-point
+            tensor.
         ValueError: If ``num_samples`` or ``chunk_size`` < 1, ``partners`` is unknown, or f returns the wrong shape.
-        NotImplementedError: If ``design`` is another one.
+        NotImplementedError: If ``design`` is not one of the above.
 
     References:
-        [1] Titsias, Lázaro-Gredilla (2015), "Local expectation gradients for black box variational inference", the
+        [1] Titsias, Lázaro-Gredilla (2015), "Local expectation gradients for black box variational inference": the
             same for independent units, which need no partner.
         [2] Pemantle, Peres (2014), "Concentration of Lipschitz functionals of determinantal and other strong Rayleigh
-            measures", arXiv:1108.0687: that such partners exist.
+            measures", arXiv:1108.0687: the existence of such partners.
 
     Example:
         >>> logits = torch.zeros(4, requires_grad=True)
@@ -87,7 +89,7 @@ def finite_difference(
     num_samples = checked_call(design, f, num_samples)
     check_choice("partners", partners, ("all", "drawn"))
     chunk_size = checked_count("chunk_size", chunk_size)
-    _conditional_poisson(design)  # whose error is due now
+    _conditional_poisson(design)  # raises before anything is drawn
     values = draw(design, (num_samples,), generator)
     losses = evaluate(f, values, design)
     return _surrogate(design, f, values, losses, partners, chunk_size, generator)
@@ -102,7 +104,7 @@ def _surrogate(
     chunk_size: int,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The mean loss, with the gradient that the differences at these draws make."""
+    """The mean loss, with the gradient that follows from the differences at these draws."""
     law, num_samples = _conditional_poisson(in_float32(design)), shape_of(values)[0]
     sizes = law.sizes("finite_difference")
     with torch.no_grad():
@@ -118,9 +120,9 @@ def _surrogate(
 
 
 class _Pairs(NamedTuple):
-    """Pairs of units to exchange in vectors ``(S, *batch, n)``, each ``(S, *batch, P)``; a unit with itself: nothing.
+    """Pairs of units to exchange in vectors ``(S, *batch, n)``, each ``(S, *batch, P)``; a unit may pair with itself.
 
-    A difference of f counts for a unit with its chance of having the other one as its partner.
+    A difference of f counts for a unit with the probability that the other one is its partner.
     """
 
     first: Tensor
@@ -130,16 +132,16 @@ class _Pairs(NamedTuple):
 
 
 def _drawn_pairs(chances: Tensor, generator: torch.Generator | None) -> _Pairs:
-    """Every unit with a partner that is drawn."""
+    """Every unit with one partner drawn at random."""
     noise = exponential(shape_of(chances), chances.dtype, chances.device, generator)
     unit = torch.arange(chances.shape[-1], device=chances.device).expand(chances.shape[:-1])
-    has_partner = chances.sum(-1) > 0.5  # else the sum is 0
+    has_partner = chances.sum(-1) > 0.5  # otherwise the sum is 0
     second = torch.where(has_partner, (chances / noise).argmax(-1), unit)
     return _Pairs(unit, second, has_partner.double(), torch.zeros_like(chances[..., 0]))
 
 
 def _all_pairs(chances: Tensor, vectors: Tensor, sizes: list[int]) -> _Pairs:
-    """Every unit that is in with every one that is out; where rows differ in size, some units with themselves."""
+    """Every unit that is in with every unit that is out; if rows differ in size, some units with themselves."""
     order = vectors.argsort(-1, descending=True)
     inside, outside = order[..., : max(sizes, default=0)], order[..., min(sizes, default=0) :]
     first = inside.unsqueeze(-1).expand(*inside.shape, outside.shape[-1]).flatten(-2)
@@ -153,10 +155,10 @@ def _all_pairs(chances: Tensor, vectors: Tensor, sizes: list[int]) -> _Pairs:
 def _differences(
     design: Distribution, f: Loss, values: Tensor, losses: Tensor, pairs: _Pairs, swaps_at_a_time: int
 ) -> Tensor:
-    """f of the draws less f with a pair exchanged, ``(S, *batch, P)``."""
+    """f of the draws minus f with a pair exchanged, ``(S, *batch, P)``."""
     vectors = _vectors(design, values)
     per_vector, n = shape_of(pairs.first)[-1], shape_of(vectors)[-1]
-    batch_dim = len(design.batch_shape) + 1  # with the draws
+    batch_dim = len(design.batch_shape) + 1  # including the draws
     latents = math.prod(shape_of(vectors)[batch_dim:-1])
     flat = vectors.reshape(*shape_of(vectors)[:batch_dim], latents, n)
     first, second = (unit.reshape(*shape_of(flat)[:-1], per_vector) for unit in pairs[:2])
@@ -186,19 +188,19 @@ def _gradient(law: ConditionalPoisson, vectors: Tensor, pairs: _Pairs, differenc
     change = torch.zeros_like(vectors)  # (S, *batch, n)
     for unit, chance in ((pairs.first, pairs.chance_of_first), (pairs.second, pairs.chance_of_second)):
         change = change.scatter_add(-1, unit, chance * differences)
-    change = (2 * vectors - 1) * change  # of f by taking a unit in
+    change = (2 * vectors - 1) * change  # the change of f when a unit is included
     mean = law.mean.double()
     slope = mean * (1 - mean)
     gradient = slope * change.mean(0)
-    # No law changes where all logits move alike: so the exact gradient sums to 0, and without its mean the estimate is
-    # closer to it.
+    # Adding the same number to all logits changes no law, so the exact gradient sums to 0. Subtracting its mean brings
+    # the estimate closer to the exact gradient.
     varies = slope > 0
     offset = gradient.sum(-1, keepdim=True) / varies.sum(-1, keepdim=True).clamp(min=1)
     return torch.where(varies, gradient - offset, 0.0)
 
 
 def _conditional_poisson(design: Distribution) -> ConditionalPoisson:
-    """The law of natural parameters that a design, or each of several latents, is made of."""
+    """The ConditionalPoisson of natural parameters behind a design, or behind each of several latents."""
     law = _latent(design)
     law = law.wrapped if isinstance(law, PhantomUnit) else law
     if not isinstance(law, ConditionalPoisson):
@@ -208,8 +210,8 @@ def _conditional_poisson(design: Distribution) -> ConditionalPoisson:
         )
     if law.size_varies:
         raise NotImplementedError(
-            f"finite_difference exchanges units, which a range of sizes, {law.support}, is not all of; score_function "
-            "is for every size"
+            f"finite_difference exchanges units, which does not reach all vectors of a range of sizes, {law.support}; "
+            "score_function works for every size"
         )
     return law
 
@@ -221,6 +223,6 @@ def _latent(design: Distribution) -> Distribution:
 
 
 def _vectors(design: Distribution, values: Tensor) -> Tensor:
-    """Values of ``design`` as float64 ones of its :func:`_conditional_poisson`, with the phantom unit if it has one."""
+    """Values of ``design`` as float64 values of its :func:`_conditional_poisson`, with its phantom unit if any."""
     law = _latent(design)
     return law.with_phantom(values) if isinstance(law, PhantomUnit) else values.double()

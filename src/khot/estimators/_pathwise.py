@@ -1,4 +1,4 @@
-"""Pathwise gradients: those that ``rsample`` carries, relaxed, straight-through or of any other kind."""
+"""Pathwise gradients: those that ``rsample`` carries, whether relaxed, straight-through or of any other kind."""
 
 from functools import partial
 
@@ -21,25 +21,25 @@ from .wrapper import wrap_latents
 def pathwise(
     design: Distribution, f: Loss, num_samples: int = 1, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    r"""The mean of f over draws by ``rsample``, whose gradient is whatever these draws carry.
+    r"""The mean of f over draws by ``rsample``, with the gradient that these draws carry.
 
     .. math:: \nabla E[f(x)] \approx \frac1S \sum_s \nabla f(x_s), \qquad x_s = x(\theta, \text{noise}_s)
 
-    For a continuous relaxation that is the exact gradient in expectation, of the relaxed objective; for a hard sample
-    with a substitute gradient, such as :class:`~khot.StraightThrough`, it is biased as the class of ``design`` says. f
-    has to be differentiable in x; parameters inside f get their gradient too.
+    For a continuous relaxation, this is an unbiased gradient of the relaxed objective. For a hard sample with a
+    substitute gradient, such as :class:`~khot.StraightThrough`, the bias is described in the class of ``design``. f
+    must be differentiable in x; parameters inside f get their gradient too.
 
     Args:
         design: A distribution over vectors with ``has_rsample``.
         f: Maps values to losses ``(num_samples, *batch_shape)``, see :mod:`khot.estimators`.
         num_samples: Number of independent draws, S.
-        generator: Source of randomness, torch's default one if None.
+        generator: Source of randomness; by default torch's own.
 
     Returns:
         Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
 
     Raises:
-        TypeError: If ``design`` is no distribution, or f returns no floating-point tensor.
+        TypeError: If ``design`` is not a distribution, or f returns no floating-point tensor.
         ValueError: If ``num_samples`` < 1, or f returns the wrong shape.
         NotImplementedError: If ``design`` has no ``rsample``.
 
@@ -66,14 +66,14 @@ def straight_through(
 ) -> Tensor:
     """:func:`pathwise` through :class:`~khot.StraightThrough`: f at hard samples, backward through ``design.mean``.
 
-    The gradient is exact for linear f and biased to first order in the curvature of f. On
+    The gradient is exact for linear f, and otherwise biased to first order in the curvature of f. On
     :class:`~khot.ConditionalPoisson` it is the SIMPLE estimator.
 
     Args:
         design: A sampling design, or several made independent by ``to_event``; no ``log_prob`` is needed.
         f: Maps values to losses ``(num_samples, *batch_shape)``, see :mod:`khot.estimators`.
         num_samples: Number of independent draws.
-        generator: Source of randomness, torch's default one if None.
+        generator: Source of randomness; by default torch's own.
 
     Returns:
         Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
@@ -109,9 +109,9 @@ def reinmax(
         design: A sampling design, or several made independent by ``to_event``; no ``log_prob`` is needed.
         f: Maps values to losses ``(num_samples, *batch_shape)``, see :mod:`khot.estimators`.
         num_samples: Number of independent draws.
-        temperature: As in :class:`~khot.ReinMax`.
-        relaxation: As in :class:`~khot.ReinMax`, for designs that do not know theirs.
-        generator: Source of randomness, torch's default one if None.
+        temperature: See :class:`~khot.ReinMax`.
+        relaxation: See :class:`~khot.ReinMax`; for designs that do not know their relaxation.
+        generator: Source of randomness; by default torch's own.
 
     Returns:
         Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
@@ -119,7 +119,7 @@ def reinmax(
     Raises:
         TypeError: If ``design`` is not a SamplingDesign, or f returns no floating-point tensor.
         ValueError: If ``num_samples`` < 1, or f returns the wrong shape.
-        NotImplementedError: If the Jacobian is not known, as in :class:`~khot.ReinMax`.
+        NotImplementedError: If the Jacobian is not known; see :class:`~khot.ReinMax`.
 
     Example:
         >>> logits = torch.zeros(2, requires_grad=True)

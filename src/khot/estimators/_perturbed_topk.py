@@ -1,10 +1,10 @@
-r"""Top-k of scores with Gaussian noise, differentiated by the noise: Berthet et al. 2020, Cordonnier et al. 2021.
+r"""Top-k of scores with Gaussian noise, differentiated through the noise (Berthet et al. 2020, Cordonnier et al. 2021).
 
 .. math:: y(\theta) = E[\mathrm{top}_k(\theta + \sigma Z)], \qquad
     J = \tfrac{1}{\sigma} E[(\mathrm{top}_k(\theta + \sigma Z) - \mathrm{top}_k(\theta))\,Z^\top]
 
-The unperturbed solution, subtracted since E[Z] = 0, is a control variate: draws in which the noise changes nothing say
-nothing about the gradient.
+Since E[Z] = 0, the unperturbed solution may be subtracted. It is a control variate: draws in which the noise changes
+nothing contribute nothing to the gradient.
 """
 
 import torch
@@ -52,9 +52,10 @@ def perturbed_topk(
         \frac{\partial y}{\partial x} := \frac{1}{\sigma M} \sum_m (\mathrm{top}_k(x + \sigma Z_m) -
         \mathrm{top}_k(x))\,Z_m^\top
 
-    Random: value and derivative are unbiased for the map without noise of their own, M to infinity, and their errors
-    fall as :math:`1/\sqrt M`, that of the derivative times :math:`1/\sigma`. A value has k ones on average, in steps of
-    1/M. It can serve as the ``relaxation`` of a design. Differentiable once, in ``x`` alone. O(M n) time and memory.
+    The result is random. Value and derivative are unbiased for the noiseless map that M to infinity gives. Their errors
+    decrease as :math:`1/\sqrt M`, that of the derivative times :math:`1/\sigma`. The entries are multiples of 1/M and
+    sum to k. The function can serve as the ``relaxation`` of a design. It is differentiable once, in ``x`` only, and
+    takes O(M n) time and memory.
 
     Args:
         x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry, ``+inf`` selects it.
@@ -62,14 +63,14 @@ def perturbed_topk(
         scale: Standard deviation of the noise, a positive number or a tensor that broadcasts with the batch shape.
         num_samples: Number of perturbations, M.
         dim: Axis of the ground set, or axes that are one ground set together.
-        generator: Source of randomness on the device of ``x``, torch's default one if None.
+        generator: Source of randomness on the device of ``x``; by default torch's own.
 
     Returns:
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim`` up to rounding.
 
     Raises:
         ValueError: If ``k``, ``scale`` or ``num_samples`` is out of range, ``x`` contains NaN, or fewer than ``k``
-            entries are left unmasked.
+            entries are unmasked.
         TypeError: If an argument has the wrong type or dtype.
 
     References:
@@ -103,25 +104,26 @@ def _pull_back(g: Tensor, difference: Tensor, noise: Tensor) -> Tensor:
 
 @feels_between_vertices
 class PerturbedTopK(PerturbedWrapper):
-    r"""The top k of Gaussian-perturbed logits; backward, the Monte-Carlo Jacobian of their mean.
+    r"""The top k of Gaussian-perturbed logits, with a Monte Carlo estimate of the Jacobian of their mean.
 
     .. math:: x = \mathrm{top}_k(\theta + \sigma Z_0), \qquad \frac{\partial x}{\partial \theta} :=
         \frac{1}{\sigma M} \sum_{m=1}^M (\mathrm{top}_k(\theta + \sigma Z_m) - \mathrm{top}_k(\theta))\,Z_m^\top
 
-    A straight-through estimator, with the Jacobian of E[x] estimated without bias from M further perturbations of every
-    draw: the gradient of E[f(x)] is unbiased for linear f, and biased otherwise (to first order in the curvature of f).
-    ``rsample`` returns exact k-hot vectors; asked for a gradient it costs O(M n) time and memory a draw.
+    This is a straight-through estimator. The Jacobian of E[x] is estimated without bias from M further perturbations of
+    every draw, so the gradient of E[f(x)] is unbiased for linear f, and otherwise biased to first order in the
+    curvature of f. ``rsample`` returns exact k-hot vectors; if a gradient is needed it costs O(M n) time and memory per
+    draw.
 
-    ``mean`` and ``log_prob`` of the law are not known. Under an ELBO name what scores a draw: ``log_prob=`` a design of
-    the same shape and size, or ``"none"``, which scores 0 and drops the entropy.
+    ``mean`` and ``log_prob`` of the law are not known. For an ELBO, choose how draws are scored: ``log_prob=`` a design
+    of the same shape and size, or ``"none"``, which scores 0 and drops the entropy.
 
     Args:
         logits: Real scores ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
         k: Number of ones, an int or an integer tensor that broadcasts to the batch shape.
-        scale: Standard deviation of the noise, without gradient; a positive number, or a tensor that broadcasts to the
-            batch shape.
+        scale: Standard deviation of the noise, which gets no gradient; a positive number, or a tensor that broadcasts
+            to the batch shape.
         num_samples: Number of perturbations for the Jacobian, M.
-        log_prob: What scores a draw.
+        log_prob: How draws are scored.
         validate_args: Whether to check the contents of tensors.
 
     Raises:
@@ -158,7 +160,7 @@ class PerturbedTopK(PerturbedWrapper):
 
     @one_operation
     def attach_gradient(self, value: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
+        """``value``, a draw ``(*sample_shape, *batch_shape, n)`` from any source, with this estimator's gradient."""
         check_draw("value", value, self)
         check_generator(generator, self.design.logits.device)
         if not self.needs_gradient:

@@ -1,4 +1,4 @@
-"""ReinMax: a hard k-hot sample forward, a Jacobian of second-order accuracy backward."""
+"""ReinMax: a hard k-hot sample in the forward pass, a Jacobian of second-order accuracy in the backward pass."""
 
 from collections.abc import Callable
 from functools import partial
@@ -31,52 +31,53 @@ class ReinMax(DesignWrapper):
     .. math:: x \sim \text{design}, \qquad \frac{\partial x}{\partial \theta} := 2 J(\pi_1) - \tfrac12 J(\pi_0), \quad
         \pi_1 = \tfrac12 (x + \pi_\tau), \quad J(\pi) = \frac1T \Big(\mathrm{diag}(d) - \frac{d d^\top}{\sum_i d_i}\Big)
 
-    :math:`\pi_0` are the inclusion probabilities that the relaxation makes of the logits :math:`\theta` at the softness
-    T of the design, :math:`\pi_\tau` those at ``temperature`` times T, and :math:`d = F'(F^{-1}(\pi))` is the slope of
-    the relaxation's link, :math:`\pi(1-\pi)` for :func:`~khot.sigmoid_topk`: J is the relaxation's Jacobian where its
-    value is :math:`\pi`. ``rsample`` returns exact k-hot vectors.
+    :math:`\pi_0` are the inclusion probabilities that the relaxation computes from the logits :math:`\theta` at the
+    softness T of the design, and :math:`\pi_\tau` those at ``temperature`` times T. :math:`d = F'(F^{-1}(\pi))` is the
+    slope of the relaxation's link, which is :math:`\pi(1-\pi)` for :func:`~khot.sigmoid_topk`: J is the Jacobian of the
+    relaxation where its value is :math:`\pi`. ``rsample`` returns exact k-hot vectors.
 
-    With the logistic link, ``temperature = 1``, n = 2 and k = 1 the gradient of E[f(x)] is exact for quadratic f. It
-    is biased otherwise, for n > 2 by a little even for linear f, because :math:`dd^\top / \sum d` is not linear in x;
-    in return it feels the curvature of f, which :class:`~khot.StraightThrough` leaves out. Behind it is an identity of
-    quadratic d, :math:`E[2d(\pi_1) - \frac12 d(\pi_0)] = d(\pi_0)`: it holds for the logistic link, and for softmax,
-    where this is Liu et al.'s estimator. It is the recommended estimator for a k-hot site in Pyro.
+    With the logistic link, ``temperature = 1``, n = 2 and k = 1 the gradient of E[f(x)] is exact for quadratic f.
+    Otherwise it is biased; for n > 2 there is a small bias even for linear f, because :math:`dd^\top / \sum d` is not
+    linear in x. In return it takes the curvature of f into account, which :class:`~khot.StraightThrough` ignores. The
+    method rests on an identity for quadratic d, :math:`E[2d(\pi_1) - \frac12 d(\pi_0)] = d(\pi_0)`. It holds for the
+    logistic link, and for softmax, for which this is the estimator of Liu et al. ReinMax is the recommended estimator
+    for a k-hot site in Pyro.
 
-    With another link the bias can exceed that of straight-through. Then pass ``relaxation=sigmoid_topk``: J is taken
-    with respect to the log-odds of :math:`\pi_0`, to whatever map they are due, and the second order is back. A
-    ``temperature`` above 1 trades bias for variance.
+    With another link the bias can exceed that of straight-through. In that case pass ``relaxation=sigmoid_topk``: J is
+    then taken with respect to the log-odds of :math:`\pi_0`, whatever map they come from, which restores second-order
+    accuracy. A ``temperature`` above 1 reduces variance and increases bias.
 
-    On :class:`~khot.ConditionalPoisson`, whose logits are natural parameters, J is the covariance of the design of
-    inclusion probabilities :math:`\pi`. :math:`J(\pi_1)` is that of other logits for every draw, which are solved for:
-    exact, but several times the cost of a draw. With a range of sizes it is the covariance of the law of these sizes,
-    and the size is learned too; third derivatives are not there.
+    On :class:`~khot.ConditionalPoisson`, whose logits are natural parameters, J is the covariance of the design with
+    inclusion probabilities :math:`\pi`. :math:`J(\pi_1)` needs the logits of another design for every draw, found by
+    solving an equation: this is exact, but takes several times as long as a draw. With a range of sizes, J is the
+    covariance of the law of these sizes, and the size is learned too; third derivatives are not available.
 
-    On :class:`~khot.PhantomUnit` x and :math:`\pi` include the phantom, which keeps their sum fixed, and the size is
-    learned too; where their sum is an integer, the change of the size has the straight-through gradient. Its logits are
+    On :class:`~khot.PhantomUnit`, x and :math:`\pi` include the phantom, which keeps their sum fixed, and the size is
+    learned too. Where their sum is an integer, the change of the size has the straight-through gradient. The logits are
     log-odds: J is that of sigmoid_topk, or the covariance of a wrapped ConditionalPoisson.
 
-    Gradients go to the logits and to the design's temperature; none to ``temperature``, which enters :math:`\pi_1`
-    only. Second derivatives are those of the estimate.
+    Gradients go to the logits and to the temperature of the design, but not to ``temperature``, which only enters
+    :math:`\pi_1`. Second derivatives are those of the estimate.
 
     Args:
         design: The design to draw from.
         temperature: Softness of :math:`\pi_\tau` as a multiple of the design's own; a positive number, or a tensor that
             broadcasts to the batch shape.
-        log_prob: What scores a draw: None for the design itself, another design of the same shape, size and inclusion
+        log_prob: How draws are scored: None for the design itself, another design of the same shape, size and inclusion
             probabilities, or ``"none"`` for 0.
-        relaxation: The map whose Jacobian is meant, for designs that do not know it: those made from ``probs``, such as
-            ``probs=relaxation(logits, k, T)``, and those whose mean is no relaxation of their logits. The gradient wrt
-            ``probs`` is such that through that relaxation it is the one above. Overrides what the design knows.
-        validate_args: Whether to check that the two designs agree, and values given to ``log_prob``; the designs' own
-            setting if None.
+        relaxation: The map whose Jacobian to use, for designs that do not know it: those made from ``probs``, such as
+            ``probs=relaxation(logits, k, T)``, and those whose mean is not a relaxation of their logits. The gradient
+            with respect to ``probs``, passed on through that relaxation, is the one above. Overrides the design's own.
+        validate_args: Whether to check that the two designs agree, and values given to ``log_prob``; by default, as the
+            designs do.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If ``temperature`` is out of range, a shape does not fit, or with validation on the two designs
+        ValueError: If ``temperature`` is out of range, a shape does not fit, or, with validation on, the two designs
             differ in size or inclusion probabilities.
-        NotImplementedError: If the design has a prior over its size, if it knows no relaxation and none is given, or if
-            its slope at given probabilities is not known: that takes a :class:`~khot.Link`. The links of the sparse
-            maps do not qualify, because their slope vanishes at the cap.
+        NotImplementedError: If the design has a prior over its size, if it has no relaxation and none is given, or if
+            the slope of the relaxation at given probabilities is not known, which takes a :class:`~khot.Link`. The
+            links of the sparse maps do not qualify, because their slope vanishes at the cap.
 
     References:
         [1] "Differentiable top-k: from one-hot to k-hot", algorithm 5.
@@ -104,22 +105,22 @@ class ReinMax(DesignWrapper):
             check_function("relaxation", relaxation, "(scores, k, temperature)")
         if isinstance(design, PhantomUnit):
             if relaxation is None and design.relaxes_logits and not isinstance(design.wrapped, ConditionalPoisson):
-                relaxation = sigmoid_topk  # its logits are the log-odds
+                relaxation = sigmoid_topk  # the logits are log-odds
             design = design.wrapped
         self.relaxation = relaxation
         if isinstance(design, ConditionalPoisson) and design.log_prior is not None:
             raise NotImplementedError(
                 "ReinMax needs the covariance at other inclusion probabilities, which is not known under a prior over "
-                "the size: take khot.score_function or khot.StraightThrough, or k=(low, high) in the guide"
+                "the size: use khot.score_function or khot.StraightThrough, or k=(low, high) in the guide"
             )
         if relaxation is not None or not isinstance(design, ConditionalPoisson):
-            _link_for(design, relaxation)  # validates the argument at once
+            _link_for(design, relaxation)  # validates the argument early
 
     def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         return self.attach_gradient(draw(self.design, sample_shape, generator))
 
     def attach_gradient(self, value: Tensor) -> Tensor:
-        """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
+        """``value``, a draw ``(*sample_shape, *batch_shape, n)`` from any source, with this estimator's gradient."""
         check_draw("value", value, self)
         value = value.detach()
         if self.design.spread is not None:
@@ -147,8 +148,8 @@ class ReinMax(DesignWrapper):
     def _attach_with_phantom(self, design: PhantomUnit, value: Tensor) -> Tensor:
         wrapped = design.wrapped
         slope = (wrapped.probs * (1 - wrapped.probs)).detach()
-        # Where the sum is an integer the phantom is certain, and cannot make up for a change of the sum: its gradient
-        # is that of straight-through. Elsewhere the sum, with the phantom, does not change.
+        # Where the sum is an integer, the phantom is certain and cannot offset a change of the sum: its gradient
+        # is that of straight-through. Elsewhere the sum including the phantom does not change.
         total = wrapped.probs.sum(-1, keepdim=True)
         share = slope / slope.sum(-1, keepdim=True).clamp(min=torch.finfo(slope.dtype).tiny)
         change = share * (total - total.detach())
@@ -165,12 +166,12 @@ class ReinMax(DesignWrapper):
 
 
 class _Tangent(NamedTuple):
-    """A map at its scores, and twice its Jacobian J where the value is another."""
+    """A map at its scores, with twice its Jacobian J at another value."""
 
-    scores: Tensor  # in which J is a derivative
+    scores: Tensor  # the variables of the Jacobian
     probs: Tensor  # value of the map
     softened: Callable[[float | Tensor], Tensor]  # its value at a temperature
-    pull_back: Callable[..., Tensor]  # (g, probs, k), with the ends of a range for k, -> 2 J(probs) g
+    pull_back: Callable[..., Tensor]  # (g, probs, k) -> 2 J(probs) g, with both ends of a range of sizes in place of k
 
 
 def _covariance_tangent(design: ConditionalPoisson) -> _Tangent:
@@ -195,7 +196,7 @@ def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tan
         relaxation, probs, logits, softness = design.relaxation, design.probs, design.logits, design.temperature
         finite = logits.masked_fill(logits.isinf(), 0) if isinstance(softness, Tensor) else logits
         scores = finite / column(softness)
-    else:  # scores of which the relaxation makes these probabilities
+    else:  # scores for which the relaxation gives these probabilities
         probs, softness = design.mean, 1.0
         constant, inside = probs.detach(), (probs > 0) & (probs < 1)  # units of probability 0 and 1 get no gradient
         logits = link.inverse(constant)
@@ -218,17 +219,17 @@ def _pull_back_mask(g: Tensor, probs: Tensor, k: Tensor, *, link: Link) -> Tenso
 def _link_for(design: SamplingDesign, relaxation: Relaxation | None) -> Link:
     if relaxation is None and not design.relaxes_logits:
         raise NotImplementedError(
-            f"ReinMax needs the relaxation that made the inclusion probabilities; {type(design).__name__} knows none "
-            "where they are given or a law of its own: name it, as in ReinMax(design, relaxation=sigmoid_topk)"
+            f"ReinMax needs the relaxation that made the inclusion probabilities, but this {type(design).__name__} "
+            "has none: pass it, as in ReinMax(design, relaxation=sigmoid_topk)"
         )
     wanted = design.relaxation if relaxation is None else relaxation
     link = link_of(wanted)
     if link is None or link.compact:
         having = [name for name in relaxations.__all__ if _has_slope(getattr(relaxations, name))]
         raise NotImplementedError(
-            f"ReinMax needs the slope of the relaxation at any probabilities, which it does not get from {wanted!r}: "
-            f"{', '.join(having)} and functools.partial(capped_simplex_map, link=...) have one; that of sparse links "
-            "vanishes at the cap"
+            f"ReinMax needs the slope of the relaxation at any probabilities, which {wanted!r} does not provide; "
+            f"{', '.join(having)} and functools.partial(capped_simplex_map, link=...) have one, but the slope of "
+            "sparse links vanishes at the cap"
         )
     return link
 

@@ -18,15 +18,15 @@ Baseline = Literal["none", "moving_average", "leave_one_out"] | Callable[[Distri
 
 
 class MovingAverage:
-    """A baseline that remembers: the exponentially weighted mean of the losses of earlier calls.
+    """A baseline with memory: the exponentially weighted mean of the losses of earlier calls.
 
-    One number for all rows of the batch, 0 before the first call. Give the same object to every call.
+    It is one number for all rows of the batch, 0 before the first call. Pass the same object to every call.
 
     Args:
-        decay: Weight in [0, 1) of what is remembered against the losses of the latest call.
+        decay: Weight in [0, 1) of the past, against the losses of the latest call.
 
     Raises:
-        TypeError: If ``decay`` is no number.
+        TypeError: If ``decay`` is not a number.
         ValueError: If it is out of range.
 
     Example:
@@ -42,7 +42,7 @@ class MovingAverage:
         check_fraction("decay", decay)
         self.decay = decay
         self.mean: float | Tensor = 0.0
-        self._weight = 0.0  # of all losses so far; the rest is the initial 0, which `mean` leaves out
+        self._weight = 0.0  # total weight of all losses so far; the rest belongs to the initial 0, which `mean` ignores
 
     def __call__(self, design: Distribution) -> float | Tensor:
         return self.mean
@@ -62,39 +62,39 @@ def score_function(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Unbiased gradients for any f, differentiable or not: each draw is made likelier by how much better it is.
+    r"""Unbiased gradients for any f, differentiable or not: draws with a smaller loss become more likely.
 
     .. math:: \nabla E[f(x)] \approx \frac1S \sum_s \big(f(x_s) - b_s\big) \nabla \log p(x_s) + \nabla f(x_s)
 
-    A baseline :math:`b_s` that does not depend on the draw :math:`x_s` changes the variance, not the expectation:
+    A baseline :math:`b_s` that does not depend on the draw :math:`x_s` changes the variance but not the expectation:
 
     * ``"none"``: 0.
     * ``"leave_one_out"``: the mean of the other S - 1 losses.
-    * ``"moving_average"``: the mean of the losses of the draws before it in the same call, 0 for the first. A call
-      keeps nothing for the next one; that is what a :class:`~khot.MovingAverage` object is for, the choice when S = 1.
+    * ``"moving_average"``: the mean of the losses of the preceding draws in the same call, 0 for the first. Nothing is
+      kept from one call to the next; for that, and for S = 1, use a :class:`~khot.MovingAverage` object.
     * a function ``baseline(design)`` that returns a number or a tensor that broadcasts to ``batch_shape``, such as a
-      learned critic of what the design was computed from. It never sees the draws. If it has a method ``update``, that
-      is called with the detached losses ``(S, *batch_shape)`` afterwards.
+      learned critic of the inputs of the design. It never sees the draws. If it has a method ``update``, this is called
+      with the detached losses ``(S, *batch_shape)`` afterwards.
 
     Parameters inside f get the mean of their gradients. Second and higher derivatives of the surrogate are unbiased
     too. On :class:`~khot.ConditionalPoisson` this is SFESS, except that its published control variate includes a draw's
-    own loss, which shrinks the expected gradient to (S - 1) / S of the exact one. In Pyro, a design that is a site by
-    itself is estimated like this; TraceGraph_ELBO takes its baseline from ``infer={"baseline": {...}}`` of the site.
-    With ``"leave_one_out"`` this function is the recommended estimator where :class:`~khot.ReinMax` is not available
-    or too biased; the recipes for Pyro apply it to a model.
+    own loss, which shrinks the expected gradient to (S - 1) / S of the exact one. In Pyro, a site that is a design
+    without an estimator gets this estimate; TraceGraph_ELBO takes its baseline from ``infer={"baseline": {...}}`` of
+    the site. With ``"leave_one_out"``, this function is the recommended estimator if :class:`~khot.ReinMax` is not
+    available or too biased; the recipes for Pyro apply it to a model.
 
     Args:
         design: A distribution over vectors with ``log_prob``, or several of them made independent by ``to_event``.
         f: Maps values to losses ``(num_samples, *batch_shape)``, see :mod:`khot.estimators`.
         num_samples: Number of independent draws, S; at least 2 for ``"leave_one_out"``.
-        baseline: What is subtracted from the losses; no gradient goes through it.
-        generator: Source of randomness, torch's default one if None.
+        baseline: The baseline that is subtracted from the losses; it gets no gradient.
+        generator: Source of randomness; by default torch's own.
 
     Returns:
         Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
 
     Raises:
-        TypeError: If ``design`` is no distribution, or f or the baseline returns something else than it has to.
+        TypeError: If ``design`` is not a distribution, or f or the baseline returns something of the wrong type.
         ValueError: If ``num_samples`` is too small, the baseline is unknown, or a shape is wrong.
         NotImplementedError: If ``design`` has no ``log_prob``.
 
@@ -122,30 +122,30 @@ def score_function(
 def score_function_surrogate(
     design: Distribution, value: Tensor, losses: Tensor, baseline: Baseline = "none"
 ) -> Tensor:
-    r"""The surrogate of :func:`score_function` from draws and losses that are there already.
+    r"""The surrogate of :func:`score_function`, from given draws and losses.
 
     .. math:: \frac1S \sum_s f_s + (f_s - b_s) \big(\log p(x_s) - \overline{\log p(x_s)}\big)
 
-    up to second order, the bar for what is taken as a constant. For clients that keep sampler and loss apart::
+    up to second order, where the bar marks constants. It is for programs in which sampler and loss are separate::
 
         value = design.sample((S,))                                  # here
         losses = f(value)                                            # elsewhere
         score_function_surrogate(design, value, losses).sum().backward()
 
-    Unbiased, to any order, if the draws are independent ones of ``design``.
+    The estimate is unbiased, to any order, if the draws are independent draws from ``design``.
 
     Args:
-        design: The law that the draws are of, with ``log_prob``.
-        value: Draws ``(S, *batch_shape, *event_shape)``, taken as constants.
-        losses: f at the draws, ``(S, *batch_shape)``; a gradient that they carry of their own is added.
-        baseline: As of :func:`score_function`; ``"leave_one_out"`` needs at least 2 draws.
+        design: The law of the draws, with ``log_prob``.
+        value: Draws ``(S, *batch_shape, *event_shape)``, treated as constants.
+        losses: f at the draws, ``(S, *batch_shape)``; if they have a gradient, it is added.
+        baseline: See :func:`score_function`; ``"leave_one_out"`` needs at least 2 draws.
 
     Returns:
         Surrogate of shape ``batch_shape``: its value is the mean of the losses, its gradient the estimate.
 
     Raises:
-        TypeError: If ``design`` is no distribution, ``value`` no tensor or ``losses`` no floating-point tensor, or the
-            baseline returns something else than it has to.
+        TypeError: If ``design`` is not a distribution, ``value`` not a tensor, ``losses`` not a floating-point tensor,
+            or the baseline returns something of the wrong type.
         ValueError: If a shape is wrong, there are too few draws, or the baseline is unknown.
         NotImplementedError: If ``design`` has no ``log_prob``.
 
@@ -179,14 +179,14 @@ def _check_draws(design: Distribution, value: Any, losses: Any, min_samples: int
         wanted = ", ".join(map(str, ("S", *shape)))
         raise ValueError(f"`value` must have shape ({wanted}), S draws of `design`, but got {tuple(value.shape)}")
     if len(value) < min_samples:
-        raise ValueError(f"`value` must hold at least {min_samples} draws here, but got {len(value)}")
+        raise ValueError(f"`value` must contain at least {min_samples} draws here, but got {len(value)}")
     if losses.shape != value.shape[:1] + design.batch_shape:
         shape = value.shape[:1] + design.batch_shape
         raise ValueError(f"`losses` must have shape (S, *batch_shape) = {tuple(shape)}, but got {tuple(losses.shape)}")
 
 
 def _learn(baseline: Baseline, losses: Tensor, surrogate: Tensor) -> Tensor:
-    """The surrogate, once the baseline has seen the losses, which is not to be before it was asked."""
+    """The surrogate; then updates the baseline, which must have been evaluated before it sees the losses."""
     if update := getattr(baseline, "update", None):
         update(losses.detach())
     return surrogate
@@ -196,13 +196,13 @@ def _surrogate(design: Distribution, values: Tensor, losses: Tensor, baseline: B
     log_prob, dtype = scores_of(design, values)
     dtype, losses = torch.promote_types(dtype, losses.dtype), wide(losses)
     advantage = losses - _baseline_values(design, losses.detach(), baseline)
-    # 0, with the derivatives of p(x) / p(x).detach(): those of every order, as DiCE has them.
+    # 0, with the derivatives of every order of p(x) / p(x).detach(), as in DiCE.
     likelier = torch.expm1(log_prob - log_prob.detach())
     return (losses + advantage * likelier).mean(0).to(dtype)
 
 
 def _baseline_values(design: Distribution, losses: Tensor, baseline: Baseline) -> float | Tensor:
-    """b of each draw; broadcasts with ``losses`` (S, *batch_shape)."""
+    """The baseline of each draw; broadcasts with ``losses`` (S, *batch_shape)."""
     if callable(baseline):
         return _checked(baseline(design), losses)
     return NAMED[baseline](losses)
@@ -237,5 +237,6 @@ def _checked(value: Any, losses: Tensor) -> float | Tensor:
     try:
         return value.detach().expand(batch_shape)
     except RuntimeError:
-        message = f"`baseline` must return what broadcasts to the batch shape {tuple(batch_shape)}, but got shape "
+        wanted = f"a value that broadcasts to the batch shape {tuple(batch_shape)}"
+        message = f"`baseline` must return {wanted}, but got shape "
         raise ValueError(f"{message}{tuple(value.shape)}") from None

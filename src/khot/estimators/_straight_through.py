@@ -1,4 +1,4 @@
-"""Straight-through: a hard k-hot sample forward, the inclusion probabilities backward."""
+"""Straight-through: a hard k-hot sample in the forward pass, inclusion probabilities in the backward pass."""
 
 import torch
 from torch import Tensor
@@ -19,30 +19,30 @@ class StraightThrough(DesignWrapper):
     .. math:: x \sim \text{design}, \qquad \frac{\partial x}{\partial \theta} := \frac{\partial \pi}{\partial \theta},
         \quad \pi = E[x]
 
-    ``rsample`` returns exact k-hot vectors. The gradient of E[f(x)] that follows is exact for linear f, whatever the
-    design, and biased otherwise (to first order in the curvature of f); its variance is small. On
-    :class:`~khot.ConditionalPoisson` it is the SIMPLE estimator.
+    ``rsample`` returns exact k-hot vectors. The gradient of E[f(x)] is exact for linear f, whatever the design, and
+    otherwise biased to first order in the curvature of f; its variance is small. On :class:`~khot.ConditionalPoisson`
+    it is the SIMPLE estimator.
 
-    It is the cheapest estimator, not the recommended one for a site in Pyro: log-likelihoods are curved, and more draws
-    do not remove the bias. Take :class:`~khot.ReinMax` where the design has it, and otherwise
+    This is the cheapest estimator, but not the recommended one for a site in Pyro: log-likelihoods are curved, and more
+    draws do not remove the bias. Use :class:`~khot.ReinMax` if the design supports it, and otherwise
     :func:`~khot.score_function` with ``baseline="leave_one_out"``.
 
-    A Pyro distribution with ``has_rsample``: it takes the place of the design in a guide or a model and trains under
-    Trace_ELBO and TraceMeanField_ELBO. These need the log-probability of the draw. Where the design has none, say which
-    term the ELBO shall use: ``log_prob=`` another design with the same inclusion probabilities, such as
-    ``ConditionalPoisson(probs=pi)``, or ``log_prob="none"``, which scores 0 and thereby drops the entropy of the draw
-    from the ELBO.
+    The result is a Pyro distribution with ``has_rsample``: it replaces the design in a guide or a model, and trains
+    under Trace_ELBO and TraceMeanField_ELBO. These need the log-probability of the draw. If the design has none, choose
+    the term for the ELBO: ``log_prob=`` another design with the same inclusion probabilities, such as
+    ``ConditionalPoisson(probs=pi)``, or ``log_prob="none"``, which scores 0 and thus drops the entropy of the draw from
+    the ELBO.
 
     Args:
         design: The design to draw from.
-        log_prob: What scores a draw: None for the design itself, another design of the same shape, size and inclusion
+        log_prob: How draws are scored: None for the design itself, another design of the same shape, size and inclusion
             probabilities, or ``"none"`` for 0.
-        validate_args: Whether to check that the two designs agree, and values given to ``log_prob``; the designs' own
-            setting if None.
+        validate_args: Whether to check that the two designs agree, and values given to ``log_prob``; by default, as the
+            designs do.
 
     Raises:
         TypeError: If ``design`` is not a SamplingDesign, or ``log_prob`` is none of the above.
-        ValueError: If the two designs differ in shape, or with validation on in size or inclusion probabilities.
+        ValueError: If the two designs differ in shape or, with validation on, in size or inclusion probabilities.
 
     References:
         [1] Bengio, Leonard, Courville (2013), "Estimating or propagating gradients through stochastic neurons",
@@ -61,6 +61,6 @@ class StraightThrough(DesignWrapper):
         return self.attach_gradient(draw(self.design, sample_shape, generator))
 
     def attach_gradient(self, value: Tensor) -> Tensor:
-        """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
+        """``value``, a draw ``(*sample_shape, *batch_shape, n)`` from any source, with this estimator's gradient."""
         check_draw("value", value, self)
         return with_derivatives_of(wide(value), self.design.in_float32.mean).to(value.dtype)

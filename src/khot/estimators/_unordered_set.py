@@ -1,4 +1,4 @@
-"""The unordered set estimator: distinct draws, weighted so that the estimate stays unbiased."""
+"""The unordered set estimator: distinct draws, weighted such that the estimate is unbiased."""
 
 import math
 from typing import Literal
@@ -18,9 +18,9 @@ from ._convention import Loss, checked_call, declares, evaluate
 from .support import Support
 from .wrapper import scores_of, wide
 
-STEP = 0.1  # of the quadrature: the error of the trapezoidal rule falls like exp(-pi² / STEP)
-LOWEST = -40.0  # its left end: what lies below is at most exp(-40) of the integral
-# Its right end: v has at most the tail of a Gamma variable of shape S + 1, of which these leave nothing.
+STEP = 0.1  # of the quadrature; the error of the trapezoidal rule decreases like exp(-pi² / STEP)
+LOWEST = -40.0  # its left end; everything below is at most exp(-40) of the integral
+# Its right end: the tail of v is at most that of a Gamma variable of shape S + 1, of which these leave nothing.
 TAIL, TAIL_DEVIATIONS = 40, 10
 
 
@@ -33,37 +33,37 @@ def unordered_set(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Unbiased gradients from a set B of S distinct draws, so that no evaluation of f is spent twice on one vector.
+    r"""Unbiased gradients from a set B of S distinct draws, so that f is never evaluated twice at the same vector.
 
-    With D the support, :math:`p^{D'}(C)` the probability that drawing :math:`|C|` distinct vectors from :math:`D'`, one
-    after the other in proportion to p, gives the set C, and the leave-one-out ratio :math:`R(B, x) = p^{D \setminus
-    x}(B \setminus x) / p^D(B)`,
+    Let D be the support, and :math:`p^{D'}(C)` the probability that drawing :math:`|C|` distinct vectors from
+    :math:`D'`, one after the other in proportion to p, gives the set C. With the leave-one-out ratio
+    :math:`R(B, x) = p^{D \setminus x}(B \setminus x) / p^D(B)`,
 
     .. math:: \nabla E[f(x)] \approx \sum_{x \in B} R(B, x) \, \nabla p(x) \, \big(f(x) - b_x\big),
         \qquad b_x = \sum_{y \in B} p(y) R^{D \setminus x}(B, y) f(y), \quad R^{D \setminus x}(B, x) = 1
 
-    It is the score-function estimator for S = 1, where there is no baseline, and exact when B is the whole support.
-    The ratios come by quadrature from :math:`p^{D'}(C) = \int_0^\infty e^{-v} \prod_{x \in C} (1 - e^{-v p(x) / W})
-    dv`, W the mass of :math:`D' \setminus C`. Derivatives of the surrogate of every order are unbiased.
+    For S = 1, where there is no baseline, this is the score-function estimator; if B is the whole support it is exact.
+    The ratios are computed by quadrature from :math:`p^{D'}(C) = \int_0^\infty e^{-v} \prod_{x \in C} (1 - e^{-v p(x) /
+    W}) dv`, where W is the mass of :math:`D' \setminus C`. Derivatives of the surrogate of every order are unbiased.
 
-    The draws are the S largest of log p plus Gumbel noise over the enumerated support: for small C(n, k), or for
-    several latents a small product of them.
+    The draws are the S largest values of log p plus Gumbel noise over the enumerated support. So C(n, k) must be small,
+    or for several latents the number of combinations.
 
     Args:
         design: A distribution over vectors with ``log_prob`` and ``enumerate_support``, or several of them made
             independent by ``to_event``, whose values are all combinations.
         f: Maps values to losses ``(num_samples, *batch_shape)``, see :mod:`khot.estimators`.
-        num_samples: Number of distinct draws, S; no more than there are values of positive probability.
+        num_samples: Number of distinct draws, S; at most the number of values of positive probability.
         baseline: ``"built_in"`` for :math:`b_x`, or ``"none"``.
-        generator: Source of randomness, torch's default one if None.
+        generator: Source of randomness; by default torch's own.
 
     Returns:
-        Surrogate of shape ``batch_shape``: its gradient is the estimate. Its value, and with it the gradient for
-        parameters inside f, is the mean of f over the draws with weights :math:`p(x) R(B, x)` in place of 1 / S, which
-        would be biased: vectors are distinct, and so the improbable ones too frequent.
+        Surrogate of shape ``batch_shape``: its gradient is the estimate. Its value, and thus the gradient of parameters
+        inside f, weights the draws by :math:`p(x) R(B, x)`. Weights of 1 / S would be biased, because distinct draws
+        contain improbable vectors too often.
 
     Raises:
-        TypeError: If ``design`` is no distribution, or f returns no floating-point tensor.
+        TypeError: If ``design`` is not a distribution, or f returns no floating-point tensor.
         ValueError: If the support is too large to be listed, ``num_samples`` is out of range, the baseline is unknown,
             or f returns the wrong shape.
         NotImplementedError: If ``design`` has no ``log_prob``, or rows of its batch differ in k.
@@ -89,7 +89,7 @@ def unordered_set(
 @torch.no_grad()
 def _draw(design: Distribution, num_samples: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
     """S distinct values ``(S, *batch_shape, *event_shape)`` and the log-probability of all others, ``batch_shape``."""
-    if 0 in design.batch_shape:  # no row, whose size the support would follow from
+    if 0 in design.batch_shape:  # without rows the support has no size
         values = draw(design, (num_samples,), generator)
         return values, values.new_zeros(design.batch_shape)
     support = Support(design, f"unordered_set lists at most {MAX_SUPPORT} k-hot vectors")
@@ -101,7 +101,7 @@ def _draw(design: Distribution, num_samples: int, generator: torch.Generator | N
         most = int(possible.min()) if can_look(possible) else f"at most {support.count}"
         raise ValueError(
             f"`num_samples` must not exceed the number of vectors of positive probability, {most}, "
-            f"but got {num_samples}: unordered_set draws distinct ones"
+            f"but got {num_samples}: unordered_set draws distinct vectors"
         )
     gumbel = -exponential(log_prob.shape, log_prob.dtype, log_prob.device, generator).log()
     drawn = (log_prob + gumbel).topk(num_samples, dim=0).indices
@@ -123,23 +123,23 @@ def _surrogate(
         share = (log_p.unsqueeze(-2) + log_without_two - log_without_one.unsqueeze(-1)).exp()  # [x, y]: p(y) R(B, y)
         expected = share @ losses.detach().double().movedim(0, -1).unsqueeze(-1)
         advantage = losses - expected.squeeze(-1).movedim(-1, 0).to(losses.dtype)
-    # 0, with the derivatives of p(x) / p(x).detach(): those of every order, as in score_function.
+    # 0, with the derivatives of every order of p(x) / p(x).detach(), as in score_function.
     likelier = torch.expm1(log_prob - log_prob.detach())
     return (weight.movedim(-1, 0).to(losses.dtype) * (losses + advantage * likelier)).sum(0).to(dtype)
 
 
 @one_operation
 def _log_set_probabilities(log_ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """log p(C) of drawing the set C first, for C = B, B without x, and B without x and y, from D without the same.
+    """log p(C) of drawing the set C first, for C = B, B without x, and B without x and y, each from what remains.
 
-    All of them leave the same vectors undrawn, and with them the same ratios.
+    In all cases the same vectors stay undrawn, so the ratios are the same.
 
     Args:
-        log_ratio: log(p(x) / W) of the vectors in B, ``(*batch_shape, S)``; W is the mass of those undrawn.
+        log_ratio: log(p(x) / W) of the vectors in B, ``(*batch_shape, S)``; W is the mass of the undrawn vectors.
 
     Returns:
-        Tensors ``batch_shape``, ``(*batch_shape, S)`` and ``(*batch_shape, S, S)``; the last one has B without x on
-        its diagonal, so that row x holds the probabilities within D without x.
+        Tensors ``batch_shape``, ``(*batch_shape, S)`` and ``(*batch_shape, S, S)``. The last one has B without x on its
+        diagonal, so that row x contains the probabilities within D without x.
     """
     size = log_ratio.shape[-1]
     highest = math.log(size + TAIL + TAIL_DEVIATIONS * math.sqrt(size))

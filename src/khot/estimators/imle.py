@@ -1,4 +1,4 @@
-"""Implicit maximum likelihood: perturb-and-MAP forward, a finite difference between two MAP states backward."""
+"""Implicit maximum likelihood: perturb-and-MAP forward, the difference between two MAP states backward."""
 
 from functools import partial
 from typing import Any
@@ -27,24 +27,24 @@ NOISES = {"gumbel": gumbel_noise, "sum_of_gamma": sum_of_gamma_noise}
 
 
 class AdaptiveStep:
-    r"""A step for :class:`IMLE` that follows the scale of scores and cotangents, and how many entries the gradient has.
+    r"""A step for :class:`IMLE` that adapts to the scale of scores and cotangents and to the sparsity of the gradient.
 
     .. math:: \lambda = \alpha \, \lVert\theta + \epsilon\rVert \, / \, \lVert g\rVert
 
     over the whole batch. After each backward pass :math:`\alpha` grows by ``increment`` if a running mean of the number
-    of nonzero entries of the gradient per draw is below ``target``, and shrinks by it otherwise, not below 0: the
-    smallest step that lets gradients through has the least bias. Unlike in the paper the norm is that of the perturbed
-    scores, so that it does not vanish where learning starts from zeros.
+    of nonzero gradient entries per draw is below ``target``. Otherwise it shrinks by the same amount, but not below 0.
+    The smallest step that lets gradients through has the least bias. Unlike in the paper, the norm is that of the
+    perturbed scores, so it does not vanish if learning starts from zeros.
 
     Args:
         initial: First :math:`\alpha`.
         increment: Change of :math:`\alpha` per backward pass.
-        target: Number of nonzero entries of the gradient per draw to aim at.
+        target: Target number of nonzero gradient entries per draw.
         decay: Weight of the past in the running mean, which starts at ``target``.
 
     Raises:
-        TypeError: If an argument is no real number.
-        ValueError: If ``decay`` is not in [0, 1), or another one not positive and finite.
+        TypeError: If an argument is not a real number.
+        ValueError: If ``decay`` is not in [0, 1), or another argument is not positive and finite.
 
     References:
         [1] Minervini, Franceschi, Niepert (2023), "Adaptive perturbation-based gradient estimation for discrete latent
@@ -67,9 +67,9 @@ class AdaptiveStep:
         self.entries = float(target)  # running mean
 
     def step(self, scores: Tensor, g: Tensor) -> float:
-        """The step for these perturbed scores and this cotangent; 0 where that is 0."""
+        """The step for these perturbed scores and this cotangent; 0 if the cotangent is 0."""
         if is_mapped(scores) or is_mapped(g):
-            raise NotImplementedError("AdaptiveStep has one state for all, which a vmap cannot change: pass a number")
+            raise NotImplementedError("a vmap cannot change the state of an AdaptiveStep: pass a number as the step")
         if is_dry_run(scores, g):
             return 0.0
         norm = torch.linalg.vector_norm(g).item()
@@ -77,7 +77,7 @@ class AdaptiveStep:
         return self.alpha * size / norm if norm > 0 else 0.0
 
     def update(self, gradient: Tensor) -> None:
-        """Adapts to a gradient ``(..., n)`` of many draws."""
+        """Adapts to the gradient ``(..., n)`` of a batch of draws."""
         if is_dry_run(gradient):
             return
         draws = max(gradient.shape[:-1].numel(), 1)
@@ -88,32 +88,33 @@ class AdaptiveStep:
 
 @feels_between_vertices
 class IMLE(PerturbedWrapper):
-    r"""The top k of perturbed logits; backward, how it changes when the logits take a step against the cotangent.
+    r"""The top k of perturbed logits; the gradient is how they change when the logits move against the cotangent.
 
     .. math:: x = \mathrm{top}_k(\theta + \epsilon), \qquad \text{cotangent of } \theta :=
         \frac{1}{\lambda} \big(x - \mathrm{top}_k(\theta - \lambda g + \epsilon)\big), \quad g = \nabla f(x)
 
-    with the same noise in both. As :math:`\lambda \to 0` its mean tends to the product of g with the Jacobian of E[x],
-    if g does not depend on x: exact for linear f in that limit, biased otherwise and for finite steps. Small steps give
-    rare and large gradients, large steps frequent and biased ones. The published estimator has no factor
-    :math:`1/\lambda`, which makes the gradient's scale that of f.
+    with the same noise in both. As :math:`\lambda \to 0` its mean tends to the product of g with the Jacobian of E[x]
+    if g does not depend on x. So in this limit it is exact for linear f; otherwise, and for finite steps, it is biased.
+    Small steps give rare and large gradients, large steps frequent and biased ones. The published estimator lacks the
+    factor
+    :math:`1/\lambda`, with which the gradient has the scale of f.
 
-    ``noise="gumbel"`` draws without replacement (Gumbel top-k); ``"sum_of_gamma"`` noise brings the draws close to
-    those of :class:`~khot.ConditionalPoisson` with ``logits / temperature``. ``rsample`` returns exact k-hot vectors.
-    Differentiable once.
+    ``noise="gumbel"`` draws without replacement (Gumbel top-k). With ``"sum_of_gamma"`` the draws are close to those of
+    :class:`~khot.ConditionalPoisson` with ``logits / temperature``. ``rsample`` returns exact k-hot vectors, which can
+    be differentiated once.
 
-    ``mean`` and ``log_prob`` of the law are not known. Under an ELBO name what scores a draw: ``log_prob=`` a design of
-    the same shape and size, or ``"none"``, which scores 0 and drops the entropy.
+    ``mean`` and ``log_prob`` of the law are not known. For an ELBO, choose how draws are scored: ``log_prob=`` a design
+    of the same shape and size, or ``"none"``, which scores 0 and drops the entropy.
 
     Args:
         logits: Real scores ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
         k: Number of ones, an int or an integer tensor that broadcasts to the batch shape.
         step: :math:`\lambda`, a positive number, a tensor that broadcasts to the batch shape, or an
-            :class:`AdaptiveStep`, whose state the backward passes change.
+            :class:`AdaptiveStep`, whose state each backward pass updates.
         noise: ``"gumbel"`` or ``"sum_of_gamma"``.
-        temperature: Scale of the noise, without gradient; a positive number, or a tensor that broadcasts to the batch
-            shape.
-        log_prob: What scores a draw.
+        temperature: Scale of the noise, which gets no gradient; a positive number, or a tensor that broadcasts to the
+            batch shape.
+        log_prob: How draws are scored.
         validate_args: Whether to check the contents of tensors.
 
     Raises:
@@ -152,7 +153,7 @@ class IMLE(PerturbedWrapper):
 
     @one_operation
     def from_scores(self, scores: Tensor) -> Tensor:
-        """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
+        """The draw for perturbed scores ``(*sample_shape, *batch_shape, n)``, with the gradient of this estimator."""
         check_draw("scores", scores, self)
         design = self.design.in_float32
         value = design.top(scores)

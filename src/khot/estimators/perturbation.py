@@ -1,4 +1,4 @@
-"""The top k of randomly perturbed scores: the noise, and the law of the k-hot vectors that come of it."""
+"""The top k of randomly perturbed scores: the noise, and the law of the resulting k-hot vectors."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from khot.relaxations import topk_mask
 
 from .wrapper import DesignWrapper
 
-GAMMA_TERMS = 10  # of the sum of gamma variables; its distance from the limit falls as 1 / terms
+GAMMA_TERMS = 10  # terms of the sum of gamma variables; its distance from the limit decreases as 1 / terms
 
 Noise = Callable[["PerturbedScores", torch.Size, torch.Generator | None], Tensor]
 
@@ -47,14 +47,14 @@ def sum_of_gamma_noise(
 
 
 class PerturbedScores(SamplingDesign):
-    """The law of the top k of ``logits + scale * noise``, which is known by its draws only.
+    """The law of the top k of ``logits + scale * noise``, which is only known through its draws.
 
     Args:
         logits: Real scores ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
         k: Number of ones, an int or an integer tensor that broadcasts to the batch shape.
-        noise: What draws the noise.
+        noise: The function that draws the noise.
         scale: Scale of the noise; a positive number, or a tensor that broadcasts to the batch shape.
-        name: What error messages call the scale.
+        name: The name of the scale in error messages.
         validate_args: Whether to check the contents of tensors.
     """
 
@@ -85,19 +85,19 @@ class PerturbedScores(SamplingDesign):
 
     @property
     def mode(self) -> Tensor:
-        """The top k of the unperturbed scores, the most probable vector where units have the same noise."""
+        """The top k of the unperturbed scores, the most probable vector if all units have the same noise."""
         return self.top(self.logits)
 
     @one_operation
     def perturb(self, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
-        """Perturbed scores of this shape, without gradient; at least in float32, which tells equal logits apart."""
+        """Perturbed scores of this shape, without gradient; at least in float32, which separates equal logits."""
         check_generator(generator, self.logits.device)
         with torch.no_grad():
             return self.in_float32.logits + column(self.scale) * self.noise(self, shape, generator)
 
     @one_operation
     def top(self, scores: Tensor) -> Tensor:
-        """The k-hot vectors of the largest scores."""
+        """The k-hot vectors that select the largest scores."""
         return topk_mask(scores, self.size).to(self.dtype)
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
@@ -113,5 +113,5 @@ class PerturbedWrapper(DesignWrapper):
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether draws shall carry a gradient of the logits, rather than be mere values."""
+        """Whether draws need a gradient of the logits."""
         return torch.is_grad_enabled() and self.design.logits.requires_grad

@@ -1,4 +1,4 @@
-"""Straight-through Gumbel top-k, averaged over the noise that is left when the hard sample is known."""
+"""Straight-through Gumbel top-k, averaged over the noise that remains random once the hard sample is known."""
 
 import torch
 from torch import Tensor
@@ -18,19 +18,20 @@ from .wrapper import Scorer, wide
 
 @feels_between_vertices
 class RaoBlackwellStraightThrough(PerturbedWrapper):
-    r"""The top k of Gumbel-perturbed logits; backward, the mean Jacobian of a relaxation given the draw.
+    r"""The top k of Gumbel-perturbed logits, with the mean Jacobian of a relaxation given the draw.
 
     .. math:: x = \mathrm{top}_k(\theta + G), \qquad \frac{\partial x}{\partial \theta} := \frac1M \sum_{m=1}^M
         J_T(\theta + G_m), \quad G_m \sim G \mid \text{the top } k \text{ of } \theta + G \text{, in their order}
 
-    J_T is the Jacobian of ``relaxation(·, k, T)``. It is the conditional expectation, estimated with M draws, of the
-    straight-through Gumbel estimator, which has M = 1 and the noise of x itself: its mean is the same and its variance
-    not larger. Biased as that is: by the relaxation, the less the smaller T, and to first order in the curvature of f.
-    The G_m carry no gradient, as conditional expectations of a Jacobian do not.
+    J_T is the Jacobian of ``relaxation(·, k, T)``. The estimator is the conditional expectation, estimated with M
+    draws, of the straight-through Gumbel estimator, which has M = 1 and uses the noise of x itself: the mean is the
+    same, and the variance is not larger. It has the same bias: from the relaxation, less for smaller T, and to first
+    order in the curvature of f. The G_m carry no gradient, because neither does the conditional expectation of a
+    Jacobian.
 
-    ``rsample`` returns exact k-hot vectors; asked for a gradient it costs O(M n) time and memory a draw. ``mean`` and
-    ``log_prob`` of the law are not known here. Under an ELBO name what scores a draw: ``log_prob=`` a design of the
-    same shape and size, or ``"none"``, which scores 0 and drops the entropy.
+    ``rsample`` returns exact k-hot vectors; if a gradient is needed it costs O(M n) time and memory per draw. ``mean``
+    and ``log_prob`` of the law are not known here. For an ELBO, choose how draws are scored: ``log_prob=`` a design of
+    the same shape and size, or ``"none"``, which scores 0 and drops the entropy.
 
     Args:
         temperature: Softness of the relaxation, T, with gradient; a positive number, or a tensor that broadcasts to the
@@ -39,7 +40,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
         k: Number of ones, an int or an integer tensor that broadcasts to the batch shape.
         num_conditional: Number of conditional draws of the noise, M.
         relaxation: Map ``relaxation(scores, k, temperature)`` onto the capped simplex.
-        log_prob: What scores a draw.
+        log_prob: How draws are scored.
         validate_args: Whether to check the contents of tensors.
 
     Raises:
@@ -78,7 +79,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
         return self.from_scores(self.design.perturb(self._extended_shape(sample_shape), generator), generator)
 
     def from_scores(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
+        """The draw for perturbed scores ``(*sample_shape, *batch_shape, n)``, with the gradient of this estimator."""
         check_draw("scores", scores, self)
         check_generator(generator, self.design.logits.device)
         design = self.design.in_float32
@@ -86,7 +87,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
         if not torch.is_grad_enabled():
             return value.to(self.dtype)
         others = resample_scores(logits, wide(scores), design.k, self.num_conditional, generator)
-        zero = (logits - logits.detach()).nan_to_num(0.0)  # at infinite logits as well
+        zero = (logits - logits.detach()).nan_to_num(0.0)  # also for infinite logits
         relaxed = self.relaxation(others + zero, self.design.k, self.temperature).mean(0)
         return with_derivatives_of(value, relaxed).to(self.dtype)
 
@@ -96,24 +97,25 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
 def resample_scores(
     logits: Tensor, scores: Tensor, k: Tensor, count: int, generator: torch.Generator | None = None
 ) -> Tensor:
-    r"""Gumbel-perturbed logits given that their k largest are those of ``scores``, in the same order.
+    r"""Gumbel-perturbed logits, conditioned on their k largest being those of ``scores``, in the same order.
 
-    :math:`e^{-u_i}` of perturbed logits u are independent exponential arrival times of rates :math:`e^{\theta_i}`. Who
-    arrives next is independent of when: so, given the order of the first k, the gaps between them are exponential with
-    the rates of all who have not yet arrived, and after the last one the others start afresh. Calculated in logarithms.
+    :math:`e^{-u_i}` of perturbed logits u are independent exponential arrival times of rates :math:`e^{\theta_i}`.
+    Which unit arrives next is independent of when. So, given the order of the first k, the gaps between them are
+    exponential with the total rate of all units that have not arrived, and after the last one the others start afresh.
+    The computation is in logarithms.
 
     Args:
         logits: Log-weights ``(*batch, n)``.
         scores: Perturbed logits ``(*sample, *batch, n)``.
         k: Integer tensor of the batch shape.
         count: Number of draws.
-        generator: Source of randomness, torch's default one if None.
+        generator: Source of randomness; by default torch's own.
 
     Returns:
         ``(count, *sample, *batch, n)``.
     """
     order = scores.argsort(-1, descending=True)
-    rate = logits.expand(scores.shape).gather(-1, order)  # in logarithms, as all that follows
+    rate = logits.expand(scores.shape).gather(-1, order)  # in logarithms, as everything below
     rate_left = rate.flip(-1).logcumsumexp(-1).flip(-1)
     wait = exponential((count, *scores.shape), scores.dtype, scores.device, generator).log_()
     arrival = (wait - rate_left).logcumsumexp(-1)

@@ -1,4 +1,4 @@
-"""All values that a law can take, numbered; of several independent latents, the product of what each can take."""
+"""All values that a law can take, numbered. For several independent latents, these are all combinations."""
 
 import math
 from collections import Counter
@@ -16,17 +16,17 @@ from khot.laws.subsets import k_hot_vectors_of_rank
 
 
 class Support:
-    """The values of a law, any stretch of which is made without the others.
+    """The values of a law, of which any range can be computed without the others.
 
-    They come in the order of the latents' own values, those of the last latent next to each other.
+    They are ordered by the values of the latents; the last latent varies fastest.
 
     Args:
         design: A law with ``enumerate_support``, or one over k-hot vectors; either may be made independent over batch
             dimensions (``to_event``).
-        limit: Start of the error message where there are too many values.
+        limit: Start of the error message if there are too many values.
 
     Raises:
-        NotImplementedError: If k-hot vectors of a latent differ in their number of ones from row to row of the batch.
+        NotImplementedError: If the rows of the batch differ in the number of ones of a latent.
         ValueError: If there are more than ``MAX_SUPPORT`` values.
     """
 
@@ -39,14 +39,14 @@ class Support:
         self._factor = (_KHot if isinstance(law.support, k_hot) else _Listed)(law, latents)
         counts = self._factor.counts
         if sum(math.log10(max(count, 1)) for count in counts) > math.log10(MAX_SUPPORT) + 1e-9:
-            raise ValueError(f"{limit}, but {self._factor.terms()} = {_in_words(counts)}; score_function draws some")
+            raise ValueError(f"{limit}, but {self._factor.terms()} = {_in_words(counts)}; score_function samples")
         self.count = math.prod(counts)
-        # A value is numbered in a mixed radix: by those of its latents, each times how many the later ones have.
+        # A value is numbered in a mixed radix: the number of each latent times the number of values of all later ones.
         place = [math.prod(counts[latent + 1 :]) for latent in range(len(counts))]
         self._place, self._radix = (_constant(v, self._factor.like.device) for v in (place, counts))
 
     def values(self, start: int, stop: int) -> Tensor:
-        """Those numbered ``start`` to ``stop - 1``: ``(stop - start, *1 for each batch dimension, *event_shape)``."""
+        """The values ``start`` to ``stop - 1``: ``(stop - start, *1 for each batch dimension, *event_shape)``."""
         number = torch.arange(start, stop, device=self._place.device).unsqueeze(-1)
         values = self._factor.values(number // self._place % self._radix)
         return values.view(stop - start, *(1,) * len(self.design.batch_shape), *self.design.event_shape)
@@ -58,7 +58,7 @@ def _constant(numbers: list[int], device: torch.device) -> Tensor:
 
 
 class _KHot:
-    """Latents that are k-hot vectors, each of one size or of a few; values of smaller sizes come first."""
+    """Latents that are k-hot vectors, each of one size or of several; values of smaller sizes come first."""
 
     def __init__(self, law: Distribution, latents: int) -> None:
         self.n, self.sizes = law.event_shape[0], _sizes(law, cast(k_hot, law.support), latents)
@@ -70,7 +70,7 @@ class _KHot:
 
     @untraced
     def values(self, ranks: Tensor) -> Tensor:
-        """Of ranks ``(m, latents)``: ``(m, latents, n)``; to a trace, whose sizes are numbers, constants."""
+        """The values ``(m, latents, n)`` of ranks ``(m, latents)``; constants in a trace, where sizes are numbers."""
         values = self.like.new_empty(*ranks.shape, self.n)
         for sizes in set(self.sizes):
             columns = [latent for latent, own in enumerate(self.sizes) if own == sizes]
@@ -104,7 +104,7 @@ class _Listed:
 
 
 def _sizes(law: Distribution, support: k_hot, latents: int) -> list[range]:
-    """The numbers of ones that each latent may have, which all rows of the batch have to share."""
+    """The possible numbers of ones of each latent, which must be the same in all rows of the batch."""
     shape = (math.prod(law.batch_shape) // max(latents, 1), latents)
     ends = []
     for k in (support.k, support.upper):
@@ -122,7 +122,7 @@ def _sizes(law: Distribution, support: k_hot, latents: int) -> list[range]:
 
 
 def _product(terms: dict[Any, list[str]], factors: list[Any]) -> str:
-    """As ``C(10, 5)^10 * (C(4, 1) + C(4, 2))``, the latents of the same terms together."""
+    """Such as ``C(10, 5)^10 * (C(4, 1) + C(4, 2))``, where latents with the same terms are combined."""
     parts = []
     for key, power in Counter(factors).items():
         term = " + ".join(terms[key])

@@ -1,4 +1,4 @@
-"""What the pathwise estimators have in common: the draws and the score of a design, and a gradient put onto values."""
+"""The shared part of the pathwise estimators: draws and scores of a design, and a gradient attached to values."""
 
 from collections.abc import Callable
 from inspect import signature
@@ -24,8 +24,8 @@ from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution
 from khot.kernels.exact.rows import compute_dtype
 
-# How far inclusion probabilities of two laws may be apart for rounding, relative to their size: in units of eps; never
-# less, as what comes of float32 is also compared in float64; and never more, as half precision has no digits to lose.
+# How far rounding may separate the inclusion probabilities of two laws, relative to their size, in units of eps. Never
+# less than for float32, whose results are also compared in float64, and never more, since half types have few digits.
 ROUNDING = 64.0
 SMALLEST_TOLERANCE = 1e-6
 LARGEST_TOLERANCE = 0.05
@@ -41,19 +41,19 @@ class DesignWrapper(KHotDistribution):
 
     Args:
         design: The design to draw from.
-        log_prob: What scores a draw: None for the design itself, another design of the same shape, size and inclusion
+        log_prob: How draws are scored: None for the design itself, another design of the same shape, size and inclusion
             probabilities, or ``"none"`` for 0.
-        validate_args: Whether to check that the two designs agree, and values given to ``log_prob``; the designs' own
-            setting if None.
+        validate_args: Whether to check that the two designs agree, and values given to ``log_prob``; by default, as the
+            designs do.
 
     Raises:
         TypeError: If ``design`` is not a SamplingDesign, or ``log_prob`` is none of the above.
-        ValueError: If the two designs differ in shape, or with validation on in size or inclusion probabilities.
+        ValueError: If the two designs differ in shape or, with validation on, in size or inclusion probabilities.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}
     has_rsample = True
-    # Where the design has no log_prob, a law that stands in for it, and what it is.
+    # For a design without log_prob: a law that can score its draws instead, and a description of it.
     stand_in = "ConditionalPoisson(probs=design.mean)"
     stand_in_is = "a law with the same inclusion probabilities"
 
@@ -94,7 +94,7 @@ class DesignWrapper(KHotDistribution):
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "DesignWrapper":
         new = self._get_checked_instance(type(self), _instance)
         batch_shape, batch_dim = checked_shape("batch_shape", batch_shape), len(self.batch_shape)
-        designs = {id(self.design): self.design.expand(batch_shape)}  # the same may score, and then shares its graph
+        designs = {id(self.design): self.design.expand(batch_shape)}  # if it is also the scorer, they share a graph
         for name, value in self.__dict__.items():
             if isinstance(value, SamplingDesign):
                 value = designs.get(id(value)) or value.expand(batch_shape)
@@ -133,12 +133,12 @@ class DesignWrapper(KHotDistribution):
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         raise NotImplementedError(
-            f"{type(self).__name__} has no enumerate_support: to enumerate the site, give it the design without the "
+            f"{type(self).__name__} has no enumerate_support: to enumerate the site, use the design without the "
             "estimator, or khot.infer.subset_categorical(design)"
         )
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Score of a k-hot value, differentiable in the value too where the scoring design's log_prob is."""
+        """Score of a k-hot value, differentiable in the value if the log_prob of the scoring design is."""
         if self._validate_args:
             self._validate_sample(value)
         if self.scorer is None:
@@ -157,7 +157,7 @@ class DesignWrapper(KHotDistribution):
             name = type(self).__name__
             by_another_law = f"{name}(..., log_prob={self.stand_in}), {self.stand_in_is}"
             raise NotImplementedError(
-                f"{error}. Under an ELBO, say which term it shall use: {by_another_law}, or {name}(..., "
+                f"{error}. For an ELBO, choose how draws are scored: {by_another_law}, or {name}(..., "
                 "log_prob='none'), which scores 0 and drops the entropy of the draws"
             ) from error
 
@@ -174,7 +174,7 @@ def _is_name(log_prob: Any) -> bool:
 
 
 def _check_scorer(design: SamplingDesign, scorer: SamplingDesign) -> None:
-    """Whether one law may score the draws of another, where contents of tensors can be looked at."""
+    """Checks that one law may score the draws of another, if the contents of tensors can be read."""
     if looks_at_contents(design.k, scorer.k):
         _check_sizes(design, scorer)
         _check_marginals(design, scorer)
@@ -196,7 +196,7 @@ def _sizes(design: SamplingDesign) -> tuple[Tensor, Tensor]:
 
 
 def _check_marginals(design: SamplingDesign, scorer: SamplingDesign) -> None:
-    """Compares inclusion probabilities where both laws know them, which none of the library has to solve for."""
+    """Compares inclusion probabilities, if neither law has to solve an equation for them."""
     try:
         wanted, got = design.mean.detach(), scorer.mean.detach()
     except NotImplementedError:
@@ -207,32 +207,32 @@ def _check_marginals(design: SamplingDesign, scorer: SamplingDesign) -> None:
     relative = min(max(ROUNDING * eps, SMALLEST_TOLERANCE), LARGEST_TOLERANCE)
     wanted, got = wanted.double(), got.double().to(wanted.device)
     difference = (wanted - got).abs()
-    # Of each entry and of the row's mean, k / n: on long rows all probabilities are small.
+    # Relative to each entry and to the row's mean, k / n: in long rows all probabilities are small.
     wrong = ~(difference <= relative * (wanted + wanted.mean(-1, keepdim=True)))
     if wrong.any():
         raise ValueError(
             f"`log_prob` must have the inclusion probabilities of `design`, but they differ by up to "
-            f"{difference[wrong].max():.3g} (more than {relative:.1g} of their size, which is left for rounding); "
-            "ConditionalPoisson(probs=design.mean) has them"
+            f"{difference[wrong].max():.3g} (rounding may explain only {relative:.1g} of their size); "
+            "ConditionalPoisson(probs=design.mean) has the same"
         )
 
 
 def check_estimator(name: str, value: Any) -> None:
-    """A function that wraps a design, such as a class of estimators: neither a class of designs nor a distribution."""
+    """Checks for a function that wraps a design, such as an estimator class; neither a design class nor an instance."""
     got = repr(value)
     if isinstance(value, DesignWrapper):
         got += f": pass the class, {type(value).__name__}, or a partial of it"
     elif isinstance(value, type) and issubclass(value, KHotDistribution):
         if "design" in signature(value).parameters:
             return
-        got = f"the class {value.__name__}, which is not made of a design"
+        got = f"the class {value.__name__}, which does not take a design"
     elif callable(value) and not isinstance(value, Distribution):
         return
     raise TypeError(f"`{name}` must be a function of a design, such as ReinMax or StraightThrough, but got {got}")
 
 
 def wrap_latents(law: Distribution, wrap: Callable[[Any], TorchDistribution]) -> TorchDistribution:
-    """``wrap`` of the design inside of a law that is made independent over batch dimensions, or masked."""
+    """``wrap`` applied to the design inside a law that is masked or made independent over batch dimensions."""
     if isinstance(law, Independent):
         return wrap_latents(law.base_dist, wrap).to_event(law.reinterpreted_batch_ndims)
     if isinstance(law, MaskedDistribution):
@@ -241,19 +241,19 @@ def wrap_latents(law: Distribution, wrap: Callable[[Any], TorchDistribution]) ->
 
 
 def in_float32(law: Distribution) -> Distribution:
-    """The law with results in float32, if they are in a half type, for whoever computes with them."""
+    """The law with results in float32, if they are in a half type, for further computations."""
     return wrap_latents(law, lambda latent: getattr(latent, "in_float32", latent))
 
 
 def scores_of(law: Distribution, values: Tensor) -> tuple[Tensor, torch.dtype]:
-    """``law.log_prob(values)``, in float32 where the law would round it to a half type, and the dtype of the law."""
+    """``law.log_prob(values)``, in float32 if the law would round it to a half type, and the dtype of the law."""
     log_prob = in_float32(law).log_prob(values)
     dtype = getattr(_latent(law), "dtype", log_prob.dtype)
     return wide(log_prob), dtype
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float32, if x is of a half type."""
+    """x, converted to float32 if it has a half type."""
     return x.to(compute_dtype(x))
 
 
@@ -275,7 +275,7 @@ def _kl_wrapper(p: DesignWrapper, q: Distribution) -> Tensor:
 @register_kl(SamplingDesign, DesignWrapper)
 def _kl_to_wrapper(p: SamplingDesign, q: DesignWrapper) -> Tensor:
     if q.scorer is None:
-        raise NotImplementedError(f"there is no divergence from {type(q).__name__}(log_prob='none'): it scores nothing")
+        raise NotImplementedError(f"there is no divergence to {type(q).__name__}(log_prob='none'): it has no score")
     return kl_divergence(p, q.scorer)
 
 
@@ -299,8 +299,8 @@ class _Substitute(Function):
 
 @one_operation
 def substitute_gradient(value: Tensor, x: Tensor, pull_back: Callable[..., Tensor], *constants: Tensor) -> Tensor:
-    """``value`` as if it were a function of ``x`` that takes its cotangents g to ``pull_back(g, *constants)``.
+    """``value`` as if it were a function of ``x`` whose cotangents g are pulled back to ``pull_back(g, *constants)``.
 
-    Where ``pull_back`` is differentiable, in g and in constants that have a gradient, so is the result, twice and more.
+    If ``pull_back`` is differentiable in g and in constants that have a gradient, so is the result, to any order.
     """
     return _Substitute.apply(value.detach(), x.expand(value.shape), pull_back, *constants)

@@ -1,4 +1,4 @@
-"""Inference in Pyro with k-hot sites."""
+"""Inference in Pyro models with k-hot sites."""
 
 from .autoguide import AutoKHot
 from .khot_swap import KHotSwap

@@ -29,7 +29,7 @@ Estimator = Callable[[SamplingDesign], TorchDistribution]
 
 
 class _Site(NamedTuple):
-    """What the guide of a site needs besides its logits."""
+    """What the guide of a site needs in addition to its logits."""
 
     size: Any  # as `k` of ConditionalPoisson
     dtype: torch.dtype
@@ -49,8 +49,8 @@ class AutoKHot(AutoGuide):
     .. math:: q(x) = \prod_{\text{sites, rows}} q(x_r), \qquad q(x_r) \propto \exp \langle \theta_r, x_r \rangle
         \text{ on the support of } x_r
 
-    Each row of each site has a :class:`~khot.ConditionalPoisson` of the size, or of the range of sizes, that the site
-    has in the model, with logits :math:`\theta_r` of its own, which are parameters::
+    Each row of each site has a :class:`~khot.ConditionalPoisson` with the size, or the range of sizes, that the site
+    has in the model. Its logits :math:`\theta_r` are parameters::
 
         guide = AutoKHot(model)
         svi = SVI(model, guide, Adam({"lr": 0.1}), TraceMeanField_ELBO())
@@ -61,21 +61,21 @@ class AutoKHot(AutoGuide):
         guide.append(AutoKHot(poutine.block(model, expose=["x"])))
         guide.append(AutoNormal(poutine.block(model, hide=["x"])))
 
-    The estimator carries the gradient of a draw back to the logits. :class:`~khot.ReinMax` is the recommended one. With
-    ``estimator=None`` the draws have no gradient, so that Pyro's ELBOs take the score function, or sum over all k-hot
+    The estimator carries the gradient of a draw back to the logits; :class:`~khot.ReinMax` is the recommended one. With
+    ``estimator=None`` the draws have no gradient. Pyro's ELBOs then use the score function, or sum over all k-hot
     vectors under ``config_enumerate(guide)`` and ``TraceEnum_ELBO``.
 
-    The logits start at those of the prior, plus normal noise. A prior that is another design is replaced by the
-    conditional Poisson law with its inclusion probabilities. Units that the prior excludes, or includes for certain,
-    stay so. Rows of a subsampled plate have logits for all rows of the plate. The guide has the sizes that the model
-    had at its first call. It has no ``median`` and no ``quantiles``, because k-hot vectors have no order;
+    The logits start at those of the prior, plus normal noise. If the prior is another design, the start is the
+    conditional Poisson law with the same inclusion probabilities. Units that the prior excludes, or includes for
+    certain, stay so. For a subsampled plate there are logits for all rows of the plate. The guide has the sizes that
+    the model had at its first call. It has no ``median`` and no ``quantiles``, because k-hot vectors have no order;
     :meth:`designs` returns its laws, whose ``mean`` and ``mode`` summarise them.
 
     Args:
         model: Pyro model whose latent sites are all sampling designs of a fixed size, or ConditionalPoisson with a
             range of sizes.
-        estimator: What wraps each design, a function of the design; None for bare designs.
-        init_scale: Standard deviation of the noise that is added to the first logits, at least 0. It breaks the tie
+        estimator: Function that wraps each design; None for bare designs.
+        init_scale: Standard deviation of the noise that is added to the initial logits, at least 0. It breaks ties
             between units that the prior and the likelihood treat alike.
         create_plates: A function of the model's arguments that returns its plates, as for Pyro's other autoguides.
 
@@ -145,7 +145,7 @@ class AutoKHot(AutoGuide):
             raise ValueError("`model` must have a latent k-hot site, a sampling design that is not observed")
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Draws from the guide, in the plates of the model: a value for the name of each site."""
+        """Draws from the guide, in the plates of the model: a value for each site, by name."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         plates = self._create_plates(*args, **kwargs)
@@ -154,16 +154,16 @@ class AutoKHot(AutoGuide):
             with ExitStack() as stack:
                 for plate in site.plates:
                     stack.enter_context(plates[plate])
-                logits = attrgetter(name)(self.logits)  # inside of its plates, which take the rows of the subsample
+                logits = attrgetter(name)(self.logits)  # inside its plates, which select the rows of the subsample
                 result[name] = pyro.sample(name, site.law(logits, self.estimator))
         return result
 
     @torch.no_grad()
     def designs(self) -> dict[str, ConditionalPoisson]:
-        """The law of each site as it is now, for all rows of its plates: without its estimator, and without a gradient.
+        """The current law of each site, for all rows of its plates, without its estimator and without a gradient.
 
         Raises:
-            RuntimeError: If the guide has not been called yet, so that it knows no sites.
+            RuntimeError: If the guide has not been called yet and knows no sites.
         """
         if self.prototype_trace is None:
             raise RuntimeError("AutoKHot has no designs before its first call, which looks at the sites of the model")
@@ -184,13 +184,13 @@ class AutoKHot(AutoGuide):
 def _no_order(wanted: str) -> NotImplementedError:
     return NotImplementedError(
         f"AutoKHot has no {wanted}, because k-hot vectors have no order: guide.designs() returns the law of each site, "
-        "of which `mean` are the inclusion probabilities and `mode` is the most probable vector"
+        "with the inclusion probabilities as `mean` and the most probable vector as `mode`"
     )
 
 
 @torch.no_grad()
 def _start(design: Any) -> Tensor:
-    """Logits of the conditional Poisson law with the inclusion probabilities of a design, float32 at least."""
+    """Logits of the conditional Poisson law with the inclusion probabilities of a design, at least in float32."""
     if isinstance(design, ConditionalPoisson) and design.log_prior is not None:
         return _start_of_prior(design)
     if not isinstance(design, ConditionalPoisson):
@@ -199,7 +199,7 @@ def _start(design: Any) -> Tensor:
 
 
 def _start_of_prior(design: ConditionalPoisson) -> Tensor:
-    """The logits, shifted such that the expected size under the range alone, without its prior, is about the same."""
+    """The logits, shifted so that the expected size under the range alone, without its prior, is about the same."""
     logits = wide(design.logits.detach())
     expected = design.mean.detach().sum(-1).clamp(min=0.5, max=design.event_shape[0] - 0.5)
     shift = solve_threshold(logits, expected)
@@ -207,7 +207,7 @@ def _start_of_prior(design: ConditionalPoisson) -> Tensor:
 
 
 def _ends(design: Any) -> tuple[Any, ...]:
-    """The size of the rows, or the two ends of its range: ints where they are the same in all rows."""
+    """The size of the rows, or the two ends of its range, as ints if they are the same in all rows."""
     size = design.size
     ends = size[:2] if isinstance(size, tuple) else (size,)
     return tuple(_number(end) if isinstance(end, Tensor) else end for end in ends)

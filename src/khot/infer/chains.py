@@ -1,7 +1,7 @@
-"""Several chains of one model in a batch: in one more plate, to the left of all others, as vectorised particles are.
+"""Several chains of one model in a batch, in an additional plate to the left of all others, like vectorised particles.
 
-A site whose value has the shape ``(*batch_shape, *event_shape)`` in one run of the model has
-``(chains, 1, ..., 1, *batch_shape, *event_shape)`` inside of that plate. What users give and get has
+A site whose value has the shape ``(*batch_shape, *event_shape)`` in one run of the model has the shape
+``(chains, 1, ..., 1, *batch_shape, *event_shape)`` in that plate. Users pass and get values of the shape
 ``(chains, *batch_shape, *event_shape)``, as with the processes of ``MCMC(num_chains=...)``.
 """
 
@@ -27,7 +27,7 @@ class InChains:
     """A model in the plate of the chains; unlike a closure it can be pickled.
 
     Attributes:
-        number: How many chains there are.
+        number: The number of chains.
         dim: The dimension of their plate among those of the batch, -1, -2, ...; known after :meth:`learn`.
     """
 
@@ -40,24 +40,24 @@ class InChains:
             return self.model(*args, **kwargs)
 
     def learn(self, trace: Any) -> None:
-        """Learns the shapes of the sites from a run of the model outside of the plate."""
+        """Learns the shapes of the sites from a run of the model outside the plate."""
         most = nesting_of(trace)
         self.dim = -1 - most
         self._inserted = {term["name"]: most - len(term["fn"].batch_shape) for term in terms_from(trace)}
 
     def inside(self, name: str, values: Tensor) -> Tensor:
-        """Values ``(chains, ...)`` of a site as they are in the plate."""
+        """Values ``(chains, ...)`` of a site in the shape that they have in the plate."""
         return values.reshape(self.number, *(1,) * self._inserted[name], *values.shape[1:])
 
     def by_chain(self, name: str, base: Any, value: Tensor) -> "ByChain":
-        """What puts the chains of this site in front, with a value of it as it is in the plate."""
+        """The transform that moves the chains of this site to the front, given a value in the plate."""
         return ByChain(base, value.dim(), self._inserted[name])
 
     def trace_of(self, traces: list[Any], names: list[str], *args: Any, **kwargs: Any) -> Any:
-        """A run of all chains with the values that the latent sites have in these runs of the model.
+        """A run of all chains, with the values of the latent sites from these runs of the model.
 
         Raises:
-            ValueError: If the model fails in the plate, or has another log joint density there.
+            ValueError: If the model fails in the plate, or has a different log joint density there.
         """
         values = {
             name: self.inside(name, torch.stack([trace.nodes[name]["value"].detach() for trace in traces]))
@@ -81,19 +81,19 @@ class InChains:
 
 
 class ByChain:
-    """The inverse of a transform, after which samples start with the chain: what ``MCMC`` applies to all samples.
+    """The inverse of a transform, after which samples start with the chain; ``MCMC`` applies it to all samples.
 
     Args:
-        base: The transform of the site to unconstrained space, None for the identity.
+        base: The transform of the site to unconstrained space; None for the identity.
         dim: Number of dimensions of an unconstrained value in the plate of the chains.
-        inserted: How many dimensions of size 1 follow that of the chains.
+        inserted: Number of dimensions of size 1 after that of the chains.
     """
 
     def __init__(self, base: Any, dim: int, inserted: int) -> None:
         self.base, self.dim, self.inserted = base, dim, inserted
 
     def inv(self, z: Tensor) -> Tensor:
-        """Of values ``(chains, 1, ..., *shape)``, or samples ``(processes, samples, chains, 1, ..., *shape)``.
+        """Transforms ``(chains, 1, ..., *shape)``, or samples ``(processes, samples, chains, 1, ..., *shape)``.
 
         Returns:
             ``(chains, *shape)``, or ``(processes * chains, samples, *shape)``.
@@ -105,13 +105,13 @@ class ByChain:
 
 
 def values_of_chain(values: Values, chain: int) -> Values:
-    """Of values that start with the chain, those of one."""
+    """The values of one chain, from values that start with the chain."""
     return {name: value[chain] for name, value in values.items()}
 
 
 @dataclass
 class Acceptance:
-    """The mean acceptance probability of each chain, 0 of a chain in which nothing could be swapped."""
+    """The mean acceptance probability of each chain; 0 for a chain in which nothing could be swapped."""
 
     total: Tensor | float = 0.0
     count: Tensor | float = 0.0

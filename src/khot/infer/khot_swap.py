@@ -33,70 +33,72 @@ from .sites import (
 from .summed_out import SummedOut
 from .swaps import Proposals, log_ratio
 
-MAX_TRIES = 100  # draws of the prior until one has a finite log joint density, as in Pyro's HMC
-TRIALS = 4  # swaps that look whether the rows of a plate are independent, as it promises
+MAX_TRIES = 100  # draws from the prior until one has a finite log joint density, as in Pyro's HMC
+TRIALS = 4  # swaps that test whether the rows of a plate are independent, as the plate promises
 
 
 class KHotSwap(MCMCKernel):
-    r"""Metropolis-Hastings on the k-hot latent sites of a model, by swaps of two units that gradients propose.
+    r"""Metropolis-Hastings on the k-hot latent sites of a model, with gradient-informed swaps of two units.
 
-    A kernel for ``pyro.infer.mcmc.MCMC``, which leaves the posterior unchanged exactly. A step goes over the sites; at
-    each it proposes to take one unit out of a k-hot vector and another one in, with probabilities that favour, by the
-    derivative of the log joint density with respect to the vector, swaps to more probable vectors, mixed with uniform
-    ones (``khot.infer.swaps`` has the formulas). It costs one evaluation of the log joint density and its gradient, and
-    O(n) beside it. Under a :class:`~khot.ConditionalPoisson` with a range of sizes, some of the moves add a unit or
-    remove one::
+    This is a kernel for ``pyro.infer.mcmc.MCMC``, which leaves the posterior exactly invariant. A step visits all
+    sites. At each it proposes to take one unit out of a k-hot vector and another one in. The derivative of the log
+    joint density with respect to the vector favours swaps to more probable vectors; these proposals are mixed with
+    uniform ones (``khot.infer.swaps`` has the formulas). A step costs one evaluation of the log joint density and its
+    gradient, and O(n) more. With a :class:`~khot.ConditionalPoisson` that has a range of sizes, some of the moves add
+    or remove a unit::
 
         mcmc = MCMC(KHotSwap(model), num_samples=2000, warmup_steps=500)
         mcmc.run(data)
         mcmc.get_samples()["x"].mean(0)  # inclusion probabilities
 
-    **Continuous sites** are moved in turn with the k-hot ones, by a kernel for the model in which these are given::
+    **Continuous sites** are updated alternately with the k-hot ones, by a kernel for the model in which these are
+    given::
 
         KHotSwap(model, continuous=NUTS)
         KHotSwap(model, continuous=lambda given: NUTS(given, max_tree_depth=5))
 
-    **Discrete sites beside them**, such as an indicator of outliers, are summed out if the model marks them by
-    ``infer={"enumerate": "parallel"}``; their posterior is that of ``infer_discrete`` given the samples.
+    **Other discrete sites**, such as an indicator of outliers, are summed out if the model marks them by
+    ``infer={"enumerate": "parallel"}``; ``infer_discrete`` gives their posterior from the samples.
 
-    **Plates.** Where the log joint density factorises over the rows of a plate, each row has a swap of its own,
-    accepted by itself: all sites of the model from the k-hot site on must be in this plate, so sites of no plate, such
-    as priors of scales, belong before it. Otherwise, and over batch dimensions that ``to_event`` makes one event, a
-    step swaps units of one row, which the same weights choose.
+    **Plates.** If the log joint density factorises over the rows of a plate, each row has its own swap, accepted
+    independently. For this, all sites of the model from the k-hot site on must be in the plate, so sites outside all
+    plates, such as priors of scales, belong before it. Otherwise, and over batch dimensions that ``to_event`` turns
+    into one event, a step swaps units of a single row, chosen with the same weights.
 
-    **Chains in a batch.** ``KHotSwap(model, chains=64)`` moves 64 chains at once, each with a start of its own, in one
+    **Chains in a batch.** ``KHotSwap(model, chains=64)`` moves 64 chains at once, each with its own start, in one
     evaluation of the log joint density. The model has to be written as for ``vectorize_particles=True``: values get one
-    more batch dimension on the left, so that ``(inputs * x).sum(-1)`` works and ``inputs @ x`` does not. ``MCMC`` then
-    has ``chains`` times its ``num_chains``: in ``get_samples(group_by_chain=True)``, ``diagnostics`` and ``summary``.
-    ``initial_params`` start with the chain. A continuous kernel moves the continuous sites of all chains together, with
-    one step size, and accepts for all of them at once, so that long trajectories of many chains are slow::
+    more batch dimension on the left, so ``(inputs * x).sum(-1)`` works and ``inputs @ x`` does not. ``MCMC`` then has
+    ``chains`` times its ``num_chains`` in ``get_samples(group_by_chain=True)``, ``diagnostics`` and ``summary``. The
+    first dimension of ``initial_params`` is the chain. A continuous kernel moves the continuous sites of all chains
+    together, with one step size, and accepts for all of them at once, so long trajectories of many chains are slow::
 
         mcmc = MCMC(KHotSwap(model, chains=64), num_samples=2000, warmup_steps=500)
         mcmc.run(data)
         mcmc.get_samples(group_by_chain=True)["x"]  # (64, 2000, n)
 
-    **Which gradient.** The log joint density is differentiated at the k-hot vector as a float one. A wrong gradient
-    costs acceptance, never exactness; without one (a model that looks at ``x > 0``, a design whose ``log_prob`` has
-    none) all swaps are uniform. It predicts swaps best where the vector enters linearly: ``(X * x).sum(-1)`` or
-    ``X diag(x) Xᵀ`` rather than ``A Aᵀ`` with ``A = X * x``.
+    **Which gradient.** The log joint density is differentiated at the k-hot vector as if it were real-valued. A wrong
+    gradient reduces the acceptance rate but never exactness. Without a gradient (a model that tests ``x > 0``, a design
+    whose ``log_prob`` has none) all swaps are uniform. It predicts swaps best where the vector enters linearly:
+    ``(X * x).sum(-1)`` or ``X diag(x) Xᵀ`` rather than ``A Aᵀ`` with ``A = X * x``.
 
-    Any design of a fixed size that has a ``log_prob`` is a prior, and so is ConditionalPoisson with a range of sizes;
-    ``PhantomUnit``, whose sizes may change with its probabilities, is not. Chains reach what swaps through vectors of
-    positive probability reach, which may not be all of a design with few vectors, as ``Systematic``.
+    Any design of a fixed size with a ``log_prob`` can be a prior, and so can ConditionalPoisson with a range of sizes,
+    but not ``PhantomUnit``, whose sizes may change with its probabilities. Chains reach the vectors that swaps can
+    reach through vectors of positive probability. For a design with few vectors, such as ``Systematic``, these may not
+    be all.
 
     Args:
-        model: Pyro model with at least one latent k-hot site, of an unchanging set of sites.
-        continuous: For latent sites that are not k-hot: ``HMC`` or ``NUTS``, or a function that makes one of the model
-            with its k-hot sites given. Not with ``jit_compile``, which would hold on to the first k-hot values.
+        model: Pyro model with at least one latent k-hot site and a fixed set of sites.
+        continuous: For latent sites that are not k-hot: ``HMC`` or ``NUTS``, or a function that makes such a kernel for
+            the model with its k-hot sites given. Not with ``jit_compile``, which would bake in the first k-hot values.
         uniform_share: Share u of uniform swaps among the proposals, in [0, 1]; with 1 no gradient is computed.
-        swaps_per_step: How often a step goes over the k-hot sites.
-        chains: How many chains to run in a batch; None for one chain, of a model that takes no further dimension.
+        swaps_per_step: How often a step visits the k-hot sites.
+        chains: Number of chains in a batch; None for one chain, for a model that takes no further dimension.
 
     Raises:
         TypeError: If an argument has the wrong type, or, in ``setup``, ``continuous`` makes no HMC or NUTS kernel, or a
             discrete site is neither a design of a fixed size nor marked for enumeration.
         ValueError: If an argument is out of range, or, in ``setup``, the model has no k-hot site, has continuous ones
-            without ``continuous``, no start of positive density is found, or it is not written for ``chains``.
+            without ``continuous``, is not written for ``chains``, or no start of positive density is found.
         NotImplementedError: In ``setup``, if the model subsamples, a design has no ``log_prob`` or a size that
             depends on an enumerated site, or ``continuous`` is compiled.
 
@@ -137,7 +139,7 @@ class KHotSwap(MCMCKernel):
         self.uniform_share = float(uniform_share)
         self.swaps_per_step = checked_count("swaps_per_step", swaps_per_step)
         self.chains = None if chains is None else checked_count("chains", chains)
-        self.transforms: dict[str, Any] | None = None  # of samples: of the continuous sites, and what groups by chain
+        self.transforms: dict[str, Any] | None = None  # of samples: for the continuous sites, and to group by chain
         self._reset()
 
     def _reset(self) -> None:
@@ -147,14 +149,14 @@ class KHotSwap(MCMCKernel):
         self._summed_out: SummedOut | None = None
         self._state: State | None = None
         self._sites: list[KHotSite] = []
-        self._last: Values = {}  # what the step before returned
-        self._kept: dict[str, Kept] = {}  # what is known of the priors
+        self._last: Values = {}  # the values that the previous step returned
+        self._kept: dict[str, Kept] = {}  # values computed from the priors
         self._step = 0
         self._acceptance: dict[str, Acceptance] = {}
 
     @property
     def initial_params(self) -> Values | None:
-        """Values to begin with: k-hot ones as they are, others unconstrained."""
+        """Initial values: k-hot ones as they are, others unconstrained."""
         return self._initial_params
 
     @initial_params.setter
@@ -186,7 +188,7 @@ class KHotSwap(MCMCKernel):
             }
 
     def _start(self, given: Values) -> tuple[Any, Latents, Values]:
-        """A run of the model, its latent sites, and the given values, in the plate of the chains."""
+        """A run of the model, its latent sites, and the given values in the shape of the plate of the chains."""
         if self._in_chains is None:
             trace = self._first_trace(given)
             latents = latent_sites(trace)
@@ -204,12 +206,12 @@ class KHotSwap(MCMCKernel):
         return trace, latents, {name: self._in_chains.inside(name, value) for name, value in given.items()}
 
     def _first_trace(self, given: Values) -> Any:
-        """A run of the model from its prior, at the given values, where its log joint density is finite."""
+        """A run of the model from its prior, with the given values, that has a finite log joint density."""
         model = InitMessenger(Start(given))(self.model)
         for _ in range(MAX_TRIES):
             with torch.no_grad(), pyro.validation_enabled(False):
                 trace = poutine.trace(model).get_trace(*self._args, **self._kwargs)
-                latent_sites(trace)  # whose errors say more than those of a log_prob
+                latent_sites(trace)  # its errors are more helpful than those of a log_prob
                 trace.compute_log_prob()
             if math.isfinite(float(trace.log_prob_sum())):
                 return trace
@@ -233,15 +235,15 @@ class KHotSwap(MCMCKernel):
             )
 
     def _check_sizes(self, params: Values) -> None:
-        """That no size of a k-hot site depends on a site that is summed out."""
+        """Checks that no size of a k-hot site depends on a site that is summed out."""
         trace = self._trace(params)
         for site in self._sites:
             design = base_law(trace.nodes[site.name]["fn"])
             sizes = ((design.k, site.smallest), (design.largest_k, site.largest))
             if not all(bool((found == at_start).all()) for found, at_start in sizes):
                 raise NotImplementedError(
-                    f"KHotSwap needs a size of {site.name!r} that depends on no other site, but its `k` depends on one "
-                    f"that is enumerated. {SIZE_ADVICE}"
+                    f"KHotSwap needs a size of {site.name!r} that depends on no other site, but its `k` depends on an "
+                    f"enumerated site. {SIZE_ADVICE}"
                 )
 
     def _setup_inner(self, params: Values, given: Values) -> Values:
@@ -260,7 +262,7 @@ class KHotSwap(MCMCKernel):
         return dict(inner.initial_params)
 
     def _in_blocks(self, site: KHotSite, params: Values) -> KHotSite:
-        """The site in as many blocks as are independent of each other, of each chain at least one."""
+        """The site, split into as many independent blocks as possible, at least one for each chain."""
         if self._factorises(site, params):
             return site
         site = site.in_plates({PLATE} if self._in_chains else set())
@@ -269,7 +271,7 @@ class KHotSwap(MCMCKernel):
         return site
 
     def _factorises(self, site: KHotSite, params: Values) -> bool:
-        """Whether swaps in some blocks change the log joint density of these, and of no other: a few random cases."""
+        """Whether swaps in some blocks change the log joint density of no other block, tested in a few random cases."""
         value = site.blocks(params[site.name])
         return len(value) == 1 or all(self._swaps_stay_apart(site, params, value) for _ in range(TRIALS))
 
@@ -321,7 +323,7 @@ class KHotSwap(MCMCKernel):
         khot = {site.name: params[site.name] for site in self._sites}
         if any(value is not self._last.get(name) for name, value in params.items()):
             self._given.values = khot
-            inner.clear_cache()  # its potential energy was that of other values
+            inner.clear_cache()  # its potential energy belongs to other values
         rest = {name: value for name, value in params.items() if name not in khot}
         self._last = {**khot, **inner.sample(rest)}
         return dict(self._last)
@@ -350,7 +352,7 @@ class KHotSwap(MCMCKernel):
         return proposed.params
 
     def _mixed(self, site: KHotSite, accepted: Tensor, proposed: "State") -> "State":
-        """The state in which only some blocks have swapped."""
+        """The state in which only some blocks have been swapped."""
         old = self._at_hand()
         mixed = proposed.point(site).mixed(accepted, old.point(site))
         params = {**old.params, site.name: site.unblocked(mixed.value)}
@@ -366,7 +368,7 @@ class KHotSwap(MCMCKernel):
         return self._state
 
     def _at(self, params: Values) -> "State":
-        """The log joint density and its slopes there, computed anew if anything has changed."""
+        """The log joint density and its slopes at these values, computed again if anything has changed."""
         state = self._state
         if state is None or any(params[name] is not value for name, value in state.params.items()):
             state = self._state = self._evaluate(params)
@@ -383,7 +385,7 @@ class KHotSwap(MCMCKernel):
         slopes: tuple[Tensor | None, ...] = (None,) * len(names)
         if self.uniform_share < 1 and total.requires_grad:
             slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-        # A slope that is no finite number is a bad guess of a ratio, and no reason to stop: 0 is as good.
+        # A slope that is not finite is only a bad guess of a ratio, and no reason to stop: use 0 instead.
         slope = {
             name: torch.zeros_like(params[name]) if d is None else d.nan_to_num(0, 0, 0)
             for name, d in zip(names, slopes, strict=True)
@@ -393,7 +395,7 @@ class KHotSwap(MCMCKernel):
         return State(params, slope, log_joint)
 
     def _trace(self, params: Values) -> Any:
-        """A run of the model at these values, with its other sites enumerated."""
+        """A run of the model with these values, in which its other sites are enumerated."""
         transforms = self._unconstrained
         values = {name: transforms[name].inv(x) if name in transforms else x for name, x in params.items()}
         given = poutine.condition(self._summed_out or self._given.model, data=values)

@@ -17,41 +17,41 @@ from khot.relaxations import sigmoid_topk
 
 
 class KHotReparam(Reparam):
-    """Gives a k-hot latent site pathwise gradients, for use with ``pyro.poutine.reparam``; in one of two forms.
+    """Gives a k-hot latent site pathwise gradients, for use with ``pyro.poutine.reparam``; it has two forms.
 
-    ``KHotReparam(estimator)`` changes the **guide** only: its sampling design is wrapped by the estimator. Samples stay
-    k-hot, and so the model stays as it is. :class:`~khot.ReinMax` is the recommended estimator. Without one it is
-    :class:`~khot.StraightThrough`, the cheap one, which takes every design but ignores curvature. Both feel the model
-    between the k-hot vectors. What scores the samples is an argument of the estimator::
+    ``KHotReparam(estimator)`` changes only the **guide**: the estimator wraps its sampling design. Samples stay k-hot,
+    so the model is unchanged. :class:`~khot.ReinMax` is the recommended estimator. The default is
+    :class:`~khot.StraightThrough`, which is cheap and takes every design but ignores curvature. With both, gradients
+    depend on the model between k-hot vectors. How samples are scored is an argument of the estimator::
 
         guide = poutine.reparam(guide, {"x": KHotReparam(ReinMax)})
         guide = poutine.reparam(guide, {"x": KHotReparam(partial(ReinMax, log_prob="none"))})
 
     ``KHotReparam(temperature=t)`` changes **model and guide**: the design becomes a :class:`~khot.RelaxedKHot` with the
-    design's ``logits`` as log-weights (over its own temperature; of a design made from ``probs``, their log-odds). The
-    problem is then a continuous one. As the temperature falls, samples tend to those of Gumbel top-k laws, but the
-    divergence stays above that between these: the relaxed posterior is less concentrated. ``temperature`` is an
-    attribute that may be set anew at any step::
+    design's ``logits`` as log-weights, divided by its own temperature; if the design was made from ``probs``, with
+    their log-odds. The problem is then continuous. As the temperature falls, samples tend to those of Gumbel top-k
+    laws, but the divergence stays above the divergence between these: the relaxed posterior is less concentrated.
+    ``temperature`` is an attribute that may be changed at any step::
 
         relax = KHotReparam(temperature=0.5)
         svi = SVI(poutine.reparam(model, {"x": relax}), poutine.reparam(guide, {"x": relax}), optimizer, Trace_ELBO())
 
-    A model relaxed in this way can also be given to AutoNormal and NUTS. They have to start from a sample, as what
-    they start from by default is unknown of k-hot vectors::
+    A model relaxed in this way also works with AutoNormal and NUTS. They must start from a sample, because their
+    default start is not available for k-hot vectors::
 
         guide = AutoNormal(poutine.reparam(model, {"x": relax}), init_loc_fn=init_to_sample)
         kernel = NUTS(poutine.reparam(model, {"x": relax}), init_strategy=init_to_sample)
 
-    If one of the two is not relaxed, its samples have no probability under the other, and scoring them raises
-    ValueError. The site may be in plates, masked or independent over batch dimensions.
+    If only one of the two is relaxed, its samples have no probability under the other, and scoring them raises
+    ValueError. The site may be in plates, masked, or independent over batch dimensions.
 
     Args:
-        estimator: What wraps the guide's design, a function of the design.
+        estimator: Function that wraps the guide's design.
         temperature: Positive softness of the relaxed form, a number or a tensor that broadcasts to the batch shape.
 
     Raises:
-        TypeError: If the estimator is no function, or, when the site is reached, the site is no sampling design, or of
-            no fixed size in the relaxed form.
+        TypeError: If the estimator is not a function, or, when the site is reached, the site is not a sampling design,
+            or has no fixed size in the relaxed form.
         ValueError: If both arguments are given, or the temperature is out of range.
         NotImplementedError: If the site is observed.
 
@@ -92,7 +92,7 @@ class KHotReparam(Reparam):
             raise NotImplementedError(f"KHotReparam is for latent sites, but {msg['name']!r} is observed")
         value = msg["value"]
         if self.temperature is not None and not getattr(value, "_pyro_custom_init", True):
-            value = None  # a k-hot vector that Pyro begins with: it asks again, of the relaxed law
+            value = None  # Pyro starts with a k-hot vector here; it asks again for the relaxed law
         fn = wrap_latents(msg["fn"], partial(self._replace, name=msg["name"]))
         return {"fn": fn, "value": value, "is_observed": False}
 
@@ -109,7 +109,7 @@ class KHotReparam(Reparam):
 
 
 def _log_weights(design: SamplingDesign) -> Tensor:
-    # Log-odds where the logits are none: with another map than the logistic one, or where probs are what is given.
+    # Log-odds if the logits are not: with a map other than the logistic one, or if probs are given.
     if design.parameter_name == "probs" or (design.relaxes_logits and design.relaxation is not sigmoid_topk):
         return torch.logit(design.in_float32.probs).to(design.dtype)
     logits, softness = design.logits, design.temperature

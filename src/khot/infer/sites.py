@@ -1,4 +1,4 @@
-"""The latent k-hot sites of a Pyro model: which there are, their independent blocks, where they start."""
+"""The latent k-hot sites of a Pyro model: which there are, their independent blocks, and their starting values."""
 
 import functools
 import math
@@ -33,15 +33,15 @@ SIZE_ADVICE = (
 
 @dataclass(frozen=True)
 class KHotSite:
-    """A k-hot site, and how its value falls into blocks of which each has swaps of its own.
+    """A k-hot site, and how its value splits into blocks that are swapped independently.
 
     Attributes:
-        name: Of the site.
-        shape: Of its value, ``(*batch_shape, *event_shape)``.
+        name: Name of the site.
+        shape: Shape of its value, ``(*batch_shape, *event_shape)``.
         event_dim: Number of dimensions of ``event_shape``: 1, and more after ``to_event``.
         plates: Names of the plates whose rows are blocks, with their dimensions among those of the batch: -1, -2, ...
-        smallest: How many ones each row has at least, ``shape[:-1]``.
-        largest: How many it has at most.
+        smallest: The smallest number of ones of each row, ``shape[:-1]``.
+        largest: The largest number of ones of each row.
     """
 
     name: str
@@ -53,7 +53,7 @@ class KHotSite:
 
     @classmethod
     def of(cls, trace: Any, name: str) -> "KHotSite":
-        """With those of its plates that all terms are in which can depend on it: itself, and what comes after it."""
+        """The site, with those of its plates that contain all terms that can depend on it: itself and later terms."""
         node: Any = trace.nodes[name]
         later = terms_from(trace, name)
         plates = [
@@ -66,7 +66,7 @@ class KHotSite:
         return cls(name, shape, node["fn"].event_dim, tuple(sorted(plates)), *ends)
 
     def in_plates(self, names: set[str]) -> "KHotSite":
-        """Its value in the blocks of these plates only; without any all of it is one block."""
+        """The site with only these plates as blocks; without any plate, the whole value is one block."""
         return replace(self, plates=tuple(plate for plate in self.plates if plate[1] in names))
 
     @property
@@ -75,7 +75,7 @@ class KHotSite:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """How many ones the rows of each block may have, ``(blocks, rows)``."""
+        """The sizes that the rows of each block may have, ``(blocks, rows)``."""
         smallest, largest = (
             self.blocks(end.unsqueeze(-1).expand(self.shape))[..., 0] for end in (self.smallest, self.largest)
         )
@@ -97,7 +97,7 @@ class KHotSite:
 
     @cached_property
     def _order(self) -> list[int]:
-        """The axes of the value with those of the plates first."""
+        """The axes of the value, with those of the plates first."""
         first = [len(self.shape) - self.event_dim + dim for dim, _ in self.plates]
         return [*first, *(axis for axis in range(len(self.shape)) if axis not in first)]
 
@@ -118,7 +118,7 @@ class KHotSite:
         return value.reshape([self.shape[axis] for axis in order]).permute(back).contiguous()
 
     def log_joint(self, trace: Any) -> Tensor:
-        """For each block the sum of the terms that can depend on it: those from the site on, in all of its plates."""
+        """The sum, for each block, of the terms that can depend on it: those from the site on, in all of its plates."""
         dims, names = [dim for dim, _ in self.plates], self.plate_names
         parts = []
         for term in terms_from(trace, self.name):
@@ -131,12 +131,12 @@ class KHotSite:
 
 @dataclass(frozen=True)
 class State:
-    """Values of all latent sites, and of each k-hot site its slope and the log joint density of its blocks."""
+    """Values of all latent sites, and for each k-hot site its slope and the log joint density of its blocks."""
 
     params: Values
     slope: Values
     log_joint: Values
-    points: dict[str, Point] = field(default_factory=dict)  # what was asked for
+    points: dict[str, Point] = field(default_factory=dict)  # those computed so far
 
     @classmethod
     def of(cls, points: dict[str, tuple[KHotSite, Point]], params: Values) -> "State":
@@ -153,7 +153,7 @@ class State:
 
 
 class GivenKHot:
-    """A model whose k-hot sites have the values that stand here at the time; unlike a closure it can be pickled."""
+    """A model whose k-hot sites take the values currently stored here; unlike a closure it can be pickled."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
         self.model = model
@@ -165,7 +165,7 @@ class GivenKHot:
 
 
 class Start:
-    """Where chains begin: at the given k-hot vectors or at some from the prior, elsewhere as HMC does by itself."""
+    """Where chains begin: at given k-hot vectors or draws from the prior, and elsewhere as HMC does by default."""
 
     def __init__(self, given: Values) -> None:
         self.given = given
@@ -184,14 +184,14 @@ class Start:
 
 
 def base_law(fn: Any) -> Any:
-    """What is inside of a law that is masked, or made independent over batch dimensions."""
+    """The law inside one that is masked, or made independent over batch dimensions."""
     while isinstance(fn, (Independent, MaskedDistribution)):
         fn = fn.base_dist
     return fn
 
 
 def keep_laws(trace: Any, kept: dict[str, Kept]) -> None:
-    """Gives priors, which a model makes anew in each run, what was computed of earlier ones: it serves if equal."""
+    """Passes values computed from the priors of earlier runs, which a model makes again each time, to equal priors."""
     for name, of_site in kept.items():
         base_law(trace.nodes[name]["fn"]).kept = of_site
 
@@ -202,7 +202,7 @@ def is_khot(fn: Any) -> bool:
 
 
 def _log_prob(term: Any) -> Tensor:
-    """That of a site, in float32 at least: of a design whose results are in a half type before it is rounded to it."""
+    """The log-probability of a site, at least in float32: for a design in a half type, before it is rounded."""
     log_prob, fn = term["log_prob"], term["fn"]
     if is_half(log_prob.dtype) and is_khot(fn):
         log_prob = scale_and_mask(in_float32(fn).log_prob(term["value"]), term["scale"], term["mask"])
@@ -210,7 +210,7 @@ def _log_prob(term: Any) -> Tensor:
 
 
 def terms_from(trace: Any, name: str | None = None) -> list[Any]:
-    """The sites that add to the log joint density, in the order of the model, from this one on or all of them."""
+    """The sites that contribute to the log joint density, in the order of the model, from this one on or all."""
     nodes = list(trace.nodes.values())
     later = nodes if name is None else nodes[list(trace.nodes).index(name) :]
     return [
@@ -237,7 +237,7 @@ class Latents(NamedTuple):
 
     khot: list[str]
     continuous: list[str]
-    enumerated: list[str]  # discrete ones that are to be summed out
+    enumerated: list[str]  # discrete sites to be summed out
 
     @property
     def sampled(self) -> list[str]:
@@ -248,7 +248,7 @@ def latent_sites(trace: Any) -> Latents:
     """The latent sites of a trace.
 
     Raises:
-        TypeError: If there are discrete ones that are neither k-hot nor marked for enumeration.
+        TypeError: If there are discrete sites that are neither k-hot nor marked for enumeration.
         NotImplementedError: If rows are subsampled.
     """
     found = Latents([], [], [])

@@ -1,4 +1,4 @@
-"""Subsets by their numbers, for those of Pyro's tools that ask for a plain Categorical."""
+"""Subsets by number, for those of Pyro's tools that need a plain Categorical."""
 
 import math
 from typing import Any
@@ -19,18 +19,18 @@ def subset_categorical(design: SamplingDesign) -> Categorical:
 
     .. math:: P(i) = p(x^{(i)}), \qquad i = 0, \dots, \binom{n}{k} - 1
 
-    where :math:`x^{(0)}, x^{(1)}, \dots` are the rows of ``design.enumerate_support()``. It is a plain Categorical, for
-    which Pyro's tools ask by its class: ``TraceEnum_ELBO.compute_marginals`` and ``sample_posterior``,
-    ``infer_discrete`` and AutoDiscreteParallel take it where they refuse the design. In a model it is enumerated, and
-    :func:`subset_vector` makes vectors of the numbers::
+    where :math:`x^{(0)}, x^{(1)}, \dots` are the rows of ``design.enumerate_support()``. Some of Pyro's tools accept
+    only a plain Categorical: ``TraceEnum_ELBO.compute_marginals`` and ``sample_posterior``, ``infer_discrete`` and
+    AutoDiscreteParallel. They take this law where they refuse the design. In a model it is enumerated, and
+    :func:`subset_vector` turns numbers into vectors::
 
         i = pyro.sample("subset", subset_categorical(design), infer={"enumerate": "parallel"})
         x = subset_vector(i, n, k)
 
-    Plates, ``pyro.markov`` chains of subsets and a k that is a site itself are as with any Categorical.
+    Plates, ``pyro.markov`` chains of subsets and a k that is a site itself work as with any Categorical.
 
-    Rows of the batch may differ in k: there are then as many numbers as the row with most subsets needs, those beyond a
-    row's own of probability 0. Differentiable in the parameter of the design.
+    Rows of the batch may differ in k. There are then as many numbers as the row with most subsets needs; in other rows,
+    the excess numbers have probability 0. Differentiable in the parameter of the design.
 
     Args:
         design: A design with ``log_prob`` and a fixed size.
@@ -39,7 +39,7 @@ def subset_categorical(design: SamplingDesign) -> Categorical:
         Categorical of the batch shape of the design.
 
     Raises:
-        TypeError: If ``design`` is no sampling design, or one of two sizes.
+        TypeError: If ``design`` is not a sampling design, or has two sizes.
         ValueError: If there are more than ``MAX_SUPPORT`` subsets.
         NotImplementedError: If ``design`` has no ``log_prob``.
 
@@ -80,20 +80,20 @@ def subset_categorical(design: SamplingDesign) -> Categorical:
 
 
 def subset_vector(index: int | Tensor, n: int, k: int | Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The k-hot vectors of these numbers, in the order of ``enumerate_support``: lexicographic by their positions.
+    """The k-hot vectors with these numbers, in the order of ``enumerate_support``: lexicographic by positions.
 
     Exact in 64-bit integers, for any n and k with C(n, k) < 2⁶³. The inverse of :func:`subset_index`.
 
     Args:
         index: Numbers of subsets, from 0 to C(n, k) - 1; an int or an integer tensor of any shape.
         n: Number of units.
-        k: Number of ones, an int or an integer tensor that broadcasts with ``index``. Where a tensor holds several
-            sizes, a number that a larger set of subsets has and the own one has not stands for the last subset:
-            :func:`subset_categorical` gives it the probability 0.
-        dtype: Floating-point dtype of the result; torch's default one if None.
+        k: Number of ones, an int or an integer tensor that broadcasts with ``index``. If a tensor contains several
+            sizes, a number that is too large for its own size but not for all of them gives the last subset;
+            :func:`subset_categorical` assigns it probability 0.
+        dtype: Floating-point dtype of the result; by default torch's default dtype.
 
     Returns:
-        k-hot vectors ``(..., n)``, ``...`` the shape that ``index`` and ``k`` have together.
+        k-hot vectors ``(..., n)``, where ``...`` is the common shape of ``index`` and ``k``.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype.
@@ -132,7 +132,7 @@ def subset_vector(index: int | Tensor, n: int, k: int | Tensor, *, dtype: torch.
 
 
 def subset_index(value: Tensor) -> Tensor:
-    """The numbers of k-hot vectors among those with as many ones, in the order of ``enumerate_support``.
+    """The numbers of k-hot vectors among those of the same size, in the order of ``enumerate_support``.
 
     Exact in 64-bit integers, for any n and k with C(n, k) < 2⁶³. The inverse of :func:`subset_vector`.
 
@@ -143,8 +143,8 @@ def subset_index(value: Tensor) -> Tensor:
         Numbers from 0 to C(n, k) - 1, ``(...)``, int64.
 
     Raises:
-        TypeError: If ``value`` is no real tensor.
-        ValueError: If it is no vector of zeros and ones, or C(n, k) does not fit into 63 bits.
+        TypeError: If ``value`` is not a real tensor.
+        ValueError: If it does not consist of zeros and ones, or C(n, k) does not fit into 63 bits.
 
     Example:
         >>> subset_index(torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]))
@@ -179,7 +179,7 @@ def _check_design(design: Any) -> None:
 
 @untraced
 def _subsets(n: int, k: Tensor) -> Tensor:
-    """C(n, k) of each k, which has to be one from 0 to n and to fit into 63 bits."""
+    """C(n, k) of each k, after a check that k is from 0 to n and that the result fits into 63 bits."""
     counts = [math.comb(n, size) for size in range(n + 1)]
     if can_look(k) and k.numel():
         smallest, largest = int(k.min()), int(k.max())

@@ -2,8 +2,8 @@ r"""Log joint densities in which discrete sites are summed out.
 
 .. math:: \log p(x) = \log \sum_z p(x, z)
 
-The sites z are those that a model marks by ``infer={"enumerate": "parallel"}``. Pyro enumerates them, each in a
-dimension of its own to the left of all plates, and contracts the terms, plate by plate, as ``TraceEnum_ELBO`` does.
+The sites z are those that a model marks by ``infer={"enumerate": "parallel"}``. Pyro enumerates each in its own
+dimension to the left of all plates, and contracts the terms plate by plate, as ``TraceEnum_ELBO`` does.
 """
 
 import functools
@@ -27,7 +27,7 @@ class SummedOut:
 
     Args:
         model: A model, in the plate of the chains if there is one.
-        nesting: How many dimensions of the batch its plates take.
+        nesting: Number of batch dimensions that its plates take.
     """
 
     def __init__(self, model: Callable[..., Any], nesting: int) -> None:
@@ -39,15 +39,15 @@ class SummedOut:
 
     @staticmethod
     def total(trace: Any) -> Tensor:
-        """The log joint density of all sites, of a trace with log-probabilities."""
+        """The log joint density of all sites, from a trace with log-probabilities."""
         trace.pack_tensors()
         return _contracted(trace, terms_from(trace), frozenset())
 
     @staticmethod
     def of_blocks(site: KHotSite, trace: Any) -> Tensor:
-        """For each block of a site the sum of the terms that can depend on it, of a trace that :meth:`total` has seen.
+        """The sum, for each block of a site, of the terms that can depend on it; needs :meth:`total` first.
 
-        Those are the terms from the site on, and earlier ones that share an enumerated site with them.
+        These are the terms from the site on, and earlier ones that share an enumerated site with them.
         """
         later = terms_from(trace, site.name)
         names = {term["name"] for term in later}

@@ -1,7 +1,7 @@
 r"""Swaps in k-hot vectors, drawn by locally balanced proposals, and the probabilities of the proposals.
 
-A *block* is some k-hot rows x, ``(rows, n)``, of a law p. A swap in it takes one unit i out of one row, where
-:math:`x_i = 1`, and another unit j of that row in. With the slope :math:`d = \partial \log p / \partial x`, to first
+A *block* consists of k-hot rows x, ``(rows, n)``, with a law p. A swap takes one unit i out of one of its rows, where
+:math:`x_i = 1`, and another unit j into that row. With the slope :math:`d = \partial \log p / \partial x`, to first
 order :math:`p(x') / p(x) = e^{d_j - d_i}`. Proposals in proportion to :math:`g(t) = \sqrt t` of that ratio are
 balanced, since g(t) = t g(1/t), and factorise [1, 2]:
 
@@ -10,17 +10,18 @@ balanced, since g(t) = t g(1/t), and factorise [1, 2]:
 
 A zero slope makes all swaps equally probable.
 
-Where the size of a row may be anything from low to high, a swap may also take a unit out and none in, or one in and
-none out: "none" is the unit n, of slope 0, which can be left while the size is below high and entered while it is above
-low. Each of these moves has the additional weight c, a constant of the row, so that of equally probable ones about half
-are such: without it they would be one in k + 1. (None for none is no move.) Where low = high they have no probability,
-and at the ends of a range those that would leave it: Z(x') differs from Z(x) by that, too.
+If the size of a row may be anything from low to high, a swap may also take a unit out and none in, or one in and none
+out. "None" is treated as unit n, with slope 0. It can leave while the size is below high, and enter while the size is
+above low. Each of these moves has the additional weight c, a constant of the row, such that about half of equally
+probable moves change the size; otherwise only one in k + 1 would. (None for none is not a move.) If low = high, these
+moves have probability 0, and at the ends of a range so do those that would leave it; Z(x') differs from Z(x) for this
+reason too.
 
-Proposals are drawn from :math:`u q_0 + (1 - u) q_d`, whose ratio between
-the two directions of a swap is computed of the whole mixture. Any slope that is a function of x gives a right ratio;
-how good it is decides only how often a swap is accepted. Everything is O(rows n), in float64.
+Proposals are drawn from the mixture :math:`u q_0 + (1 - u) q_d`, and the ratio between the two directions of a swap is
+computed for the whole mixture. Any slope that is a function of x gives a correct ratio; its quality only affects how
+often a swap is accepted. Everything takes O(rows n) time, in float64.
 
-Shapes: ``value`` and ``slope`` are ``(blocks, rows, n)``, ``sizes`` a pair of ``(blocks, rows)``; results have one
+Shapes: ``value`` and ``slope`` are ``(blocks, rows, n)``, ``sizes`` is a pair of ``(blocks, rows)``; results have one
 number for each block.
 
 References:
@@ -38,19 +39,19 @@ from torch import Tensor
 
 
 class Swap(NamedTuple):
-    """In each block the row in which units are swapped, the one that leaves and the one that enters; n for none."""
+    """For each block, the row in which units are swapped, the unit that leaves and the unit that enters; n for none."""
 
     row: Tensor
     leaving: Tensor
     entering: Tensor
-    has_none: bool = True  # whether one of the units may be none
+    has_none: bool = True  # whether one of the units may be "none"
 
     @property
     def reverse(self) -> "Swap":
         return Swap(self.row, self.entering, self.leaving, self.has_none)
 
     def places(self, rows: int, width: int) -> Tensor:
-        """Where the units that leave and enter are in blocks ``(rows, width)`` written as one row, ``(blocks, 2)``."""
+        """The positions of the leaving and entering units in flattened blocks ``(rows, width)``, ``(blocks, 2)``."""
         units = torch.stack((self.leaving, self.entering), 1)
         return units if rows == 1 else units + (self.row * width).unsqueeze(1)
 
@@ -70,15 +71,15 @@ class _Ends(NamedTuple):
 
 
 class Sizes(_Ends):
-    """The smallest and the largest number of ones that each row may have; integers."""
+    """The smallest and the largest number of ones that each row may have, as integers."""
 
     @cached_property
     def vary(self) -> bool:
-        """Whether any row may have one of several sizes."""
+        """Whether some row may have several sizes."""
         return bool((self.low != self.high).any())
 
     def possible(self, n: int) -> Tensor:
-        """Whether there is any swap in a block of rows of n units, ``(blocks,)``, whatever their values."""
+        """Whether a block of rows of n units has any swap at all, ``(blocks,)``, whatever its values."""
         has_choice = (self.low != self.high) | ((self.low > 0) & (self.low < n))
         return has_choice.any(-1)
 
@@ -88,14 +89,14 @@ class Sizes(_Ends):
         return torch.stack((self.high, self.low))
 
     def log_weight(self, n: int) -> Tensor:
-        """log c: with it as many moves change the size as do not, where that is in the middle of its range."""
+        """log c: with it as many moves change the size as keep it, in the middle of the range."""
         if n not in self._log_weights:
             middle = (self.low + self.high).double() / 2
             self._log_weights[n] = (middle * (n - middle) / n).clamp(min=1.0).log()
         return self._log_weights[n]
 
     def log_counts(self, ones: Tensor, count: Tensor) -> Tensor:
-        """Logarithms of the numbers of ones and of zeros, ``(2, blocks, rows)``; constants where sizes are."""
+        """Logarithms of the numbers of ones and of zeros, ``(2, blocks, rows)``; constants if sizes are."""
         n = ones.shape[-1]
         if self.vary:
             if n not in self._logs:
@@ -122,16 +123,16 @@ class Sizes(_Ends):
 class Proposals(NamedTuple):
     """The swaps from a state under both parts of the mixture, uniform ones first: logarithms of their weights.
 
-    That of i for j is :math:`(d_j - d_i) / 2` in the informed part and 0 in the uniform one, and none for a unit weighs
-    c instead of its own exponential. The sums are made once for each state.
+    The weight of i for j is :math:`(d_j - d_i) / 2` in the informed part and 0 in the uniform one; for none, c replaces
+    the exponential of a unit. The sums are computed once for each state.
     """
 
-    closed: Tensor  # (2, blocks, rows, n): of which units none can leave and enter
+    closed: Tensor  # (2, blocks, rows, n): the units that cannot leave, and those that cannot enter
     half: Tensor  # d / 2, and 0 for none if sizes vary, float64
-    none: Tensor | None  # (2, blocks, rows): of none that leaves and enters, -inf at the ends of the range
-    for_unit: Tensor  # (2, blocks, rows): of all that may enter for a unit
-    for_none: Tensor  # and for none
-    row: Tensor  # (2, blocks, rows): of all swaps of a row
+    none: Tensor | None  # (2, blocks, rows): weights of none leaving and entering, -inf at the ends of the range
+    for_unit: Tensor  # (2, blocks, rows): total weight of all that may enter for a unit
+    for_none: Tensor  # the same for none
+    row: Tensor  # (2, blocks, rows): total weight of all swaps of a row
     total: Tensor  # (2, blocks): log Z
 
     @classmethod
@@ -152,7 +153,7 @@ class Proposals(NamedTuple):
         return cls(closed, half, none, for_unit, enter, row, total)
 
     def mixed(self, chosen: Tensor, other: "Proposals") -> "Proposals":
-        """These in the chosen blocks, the others elsewhere."""
+        """These in the chosen blocks, and the others elsewhere."""
         by_row, by_unit = chosen[:, None], chosen[:, None, None]
         return Proposals(
             torch.where(by_unit, self.closed, other.closed),
@@ -165,7 +166,7 @@ class Proposals(NamedTuple):
         )
 
     def draw(self, uniform_share: float) -> Swap:
-        """One swap for each block, from the mixture; of no meaning in blocks where there is none."""
+        """One swap for each block, from the mixture; meaningless in blocks that have no swap."""
         _, blocks, rows = self.row.shape
         part = (torch.rand(blocks, device=self.row.device) >= uniform_share).long()
         block = torch.arange(blocks, device=part.device)
@@ -194,7 +195,7 @@ class Proposals(NamedTuple):
         return self.none[:, torch.arange(len(row), device=row.device), row]
 
     def log_prob(self, swap: Swap, uniform_share: float) -> Tensor:
-        """Log-probability with which the mixture proposes these swaps."""
+        """The log-probability with which the mixture proposes these swaps."""
         rows, width = self.half.shape[1:]
         out, into = self.half.flatten(1).gather(1, swap.places(rows, width)).unbind(1)
         total = self.total
@@ -219,7 +220,7 @@ class Point:
         return Proposals.of(self.value, self.slope, self.sizes)
 
     def mixed(self, chosen: Tensor, other: "Point") -> "Point":
-        """This state in the chosen blocks, the other one elsewhere, without sums over units being made again."""
+        """This state in the chosen blocks, and the other one elsewhere, without recomputing sums over units."""
         by_unit = chosen[:, None, None]
         new = Point(
             torch.where(by_unit, self.value, other.value),
@@ -232,7 +233,7 @@ class Point:
 
 
 def log_ratio(swap: Swap, here: Point, there: Point, uniform_share: float) -> Tensor:
-    """Logarithm of p(x') q(x | x') / (p(x) q(x' | x)), of Metropolis and Hastings; -inf where it is undefined."""
+    """The logarithm of the Metropolis-Hastings ratio p(x') q(x | x') / (p(x) q(x' | x)); -inf if undefined."""
     back = there.proposals.log_prob(swap.reverse, uniform_share)
     forth = here.proposals.log_prob(swap, uniform_share)
     ratio = there.log_joint.double() - here.log_joint.double() + back - forth
@@ -244,5 +245,5 @@ def _log(share: float) -> float:
 
 
 def _pick(log_weight: Tensor) -> Tensor:
-    """An index along the last axis, in proportion to the weights: the largest after adding Gumbel noise."""
+    """An index along the last axis, drawn in proportion to the weights, as the largest after adding Gumbel noise."""
     return (log_weight - torch.empty_like(log_weight).exponential_().log()).argmax(-1)

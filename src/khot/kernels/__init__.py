@@ -1,8 +1,8 @@
-"""Hot loops behind khot: the mathematics, a plain-torch reference and the dispatch of each operation.
+"""Hot loops behind khot: for each operation the mathematics, a plain-torch reference and the dispatch to backends.
 
-Reachable, not promised: the public names are those of ``khot`` and its other subpackages. :func:`backend` chooses
-between torch, numba and Triton by hand, as ``KHOT_BACKEND`` in the environment does. :func:`explain` tells which of
-them a call takes, and why not the others.
+This package is reachable but not promised: the public names are those of ``khot`` and its other subpackages.
+:func:`backend` selects torch, numba or Triton by hand, like ``KHOT_BACKEND`` in the environment. :func:`explain` tells
+which of them a call takes, and why not the others.
 """
 
 from .operators.explanation import Explanation, explain

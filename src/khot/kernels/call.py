@@ -1,7 +1,7 @@
-"""What kind of call this is, which decides how it is computed: asked once, where the arguments come in.
+"""The kind of a call, which decides how it is computed: determined once, where the arguments come in.
 
-Most calls are *plain*: they run now, on data, and nothing watches them. Then kernels may read the memory of tensors,
-and a Function is nothing but its forward and, perhaps, a node in a graph of autograd.
+Most calls are *plain*: they run eagerly, on data, with no tracer, transform or mode. Then kernels may read the memory
+of tensors, and a Function is nothing but its forward and, perhaps, a node in an autograd graph.
 """
 
 from typing import Any, NamedTuple
@@ -14,13 +14,13 @@ from khot._torch_internals import has_memory, in_forward_mode, runs_unwatched, w
 
 
 class Call(NamedTuple):
-    """What is asked about a call.
+    """What there is to know about a call.
 
     Attributes:
         is_compiling: Whether Dynamo or ``torch.export`` traces it.
         writes_onnx: Whether it becomes part of a program for ONNX.
         is_plain: See :func:`is_plain`.
-        shards: Who holds the other parts of its rows; None where rows are whole.
+        shards: The processes that hold the other parts of its rows; None if rows are whole.
     """
 
     is_compiling: bool
@@ -30,15 +30,15 @@ class Call(NamedTuple):
 
     @property
     def reads_layouts(self) -> bool:
-        """Whether checks look at the layouts of tensors: in plain calls all are dense, and Dynamo refuses to tell."""
+        """Whether checks read the layouts of tensors: in plain calls all are dense, and Dynamo refuses to tell."""
         return not (self.is_plain or self.is_compiling)
 
 
-PLAIN, WATCHED = Call(False, False, True, None), Call(False, False, False, None)  # made once, as most calls are plain
+PLAIN, WATCHED = Call(False, False, True, None), Call(False, False, False, None)  # shared, as most calls are plain
 
 
 def call_of(*arguments: Any) -> Call:
-    """The kind of a call of these arguments."""
+    """The kind of a call with these arguments."""
     if torch.compiler.is_compiling():
         return Call(True, writes_onnx(), False, None)
     plain = runs_unwatched() and not in_forward_mode() and all(map(has_memory, arguments))
@@ -47,22 +47,22 @@ def call_of(*arguments: Any) -> Call:
 
 
 def is_plain(*arguments: Any) -> bool:
-    """Whether a call of these runs now, on data, and no transform, tracer, dispatch mode or forward mode is at work."""
+    """Whether a call runs eagerly, on data, and no transform, tracer, dispatch mode or forward mode is active."""
     return call_of(*arguments).is_plain
 
 
 def runs_on_cpu(*tensors: Tensor) -> bool:
-    """Whether a call of these runs now, on data on a CPU, and nothing but forward mode is at work."""
+    """Whether a call runs eagerly, on data on a CPU, and at most forward mode is active."""
     if torch.compiler.is_compiling() or not runs_unwatched():
         return False
     return all(has_memory(x) and x.device.type == "cpu" for x in tensors)
 
 
 def is_first_derivative(*tensors: Tensor) -> bool:
-    """Whether a derivative of these is plain, and nobody differentiates it again."""
+    """Whether a derivative of these is plain, and will not be differentiated again."""
     return not torch.is_grad_enabled() and is_plain(*tensors)
 
 
 def is_differentiated_again(call: Call) -> bool:
-    """Whether the derivative that this call takes is to be differentiated itself, in either mode; unknown to graphs."""
+    """Whether the derivative in this call will be differentiated itself, in either mode; unknown to graphs."""
     return not call.is_compiling and (torch.is_grad_enabled() or in_forward_mode())

@@ -4,29 +4,29 @@
     mask.backend("triton", module=".triton_forward", takes=only_if(_is_narrow, "rows of more than 4096 take longer"))
     mask.backend("torch", module=".exact")
 
-A compiled graph keeps an operator whole. An eager call goes round torch's dispatcher, which costs tens of microseconds,
+A compiled graph keeps an operator whole. An eager call bypasses torch's dispatcher, which costs tens of microseconds,
 and at the first call the import of torch's compiler.
 
-The first backend that has no reason to refuse a call computes it, and the reference if all refuse. A backend refuses
+The first backend without a reason to refuse a call computes it; if all refuse, the reference does. A backend refuses
 
-* if another one was asked for by name;
-* if it does not run on the device or not on the shape, see :mod:`khot.kernels.operators.platforms`;
-* for a reason of its own that ``takes`` gives, such as a dtype that it has no loop for;
-* if something is in its way here, such as a library that is not installed.
+* if another one was requested by name;
+* if it does not support the device or the shape, see :mod:`khot.kernels.operators.platforms`;
+* if its ``takes`` gives a reason, such as a dtype that it has no loop for;
+* if something prevents it from running, such as a library that is not installed.
 
 :func:`khot.kernels.explain` shows these reasons. The module of a backend is imported at the first call that it
 computes.
 
-``KHOT_BACKEND`` in the environment, or :func:`backend` around a piece of code, asks for a backend for every operation:
+``KHOT_BACKEND`` in the environment, or :func:`backend` around a piece of code, requests a backend for every operation:
 
-    auto     the fastest that is there: Triton on accelerators that it supports, numba on a CPU, torch elsewhere (the
+    auto     the fastest one available: Triton on accelerators that it supports, numba on a CPU, torch elsewhere (the
              default)
     torch    plain torch everywhere
-    numba    numba where an operation has loops for the call, or an error that says why they cannot run
-    triton   Triton where an operation has a kernel for the call, or an error that says why it cannot run; on a CPU only
+    numba    numba if an operation has loops for the call, or an error that says why they cannot run
+    triton   Triton if an operation has a kernel for the call, or an error that says why it cannot run; on a CPU only
              in its interpreter (``TRITON_INTERPRET=1``)
 
-Plain torch computes what the backend that was asked for has nothing for.
+Plain torch computes everything that the requested backend does not support.
 """
 
 import functools
@@ -49,7 +49,7 @@ from .operators.autograd import move_batch_first
 from .operators.platforms import PLATFORMS, lacks_triton, warn_without_triton
 from .operators.sharding_rules import teach_rules
 
-LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
+LONG_DRAW, MANY_DRAWS = 2**17, 32  # draws of more units get one program each only if there are this many of them
 
 BACKENDS = ("auto", *PLATFORMS)
 
@@ -91,7 +91,7 @@ Takes = Callable[..., str | None]
 
 
 def only_if(holds: Callable[..., bool], otherwise: str) -> Takes:
-    """``takes`` of a backend for calls of which a condition holds; ``otherwise`` says why it refuses the others."""
+    """``takes`` for a backend that takes only calls of which a condition holds; ``otherwise`` explains a refusal."""
     return lambda *asked: None if holds(*asked) else otherwise
 
 
@@ -99,9 +99,9 @@ class Backend(NamedTuple):
     """One way to compute an operation.
 
     Attributes:
-        name: Of the platform.
-        load: Imports what computes it.
-        takes: Why it does not compute a call, by dtype and size; None if it does.
+        name: Name of its platform.
+        load: Imports the code that computes it.
+        takes: The reason why it does not compute a call, by dtype and size; None if it does.
     """
 
     name: str
@@ -109,24 +109,24 @@ class Backend(NamedTuple):
     takes: Takes
 
     def declines(self, *asked: Any) -> str | None:
-        """Why this backend is not to compute a call, be it installed or not; None if it is to."""
+        """The reason why this backend should not compute a call, whether installed or not; None if it should."""
         x, platform = asked[0], PLATFORMS[self.name]
         if _wanted == "auto":
             if platform.devices is not None and x.device.type not in platform.devices:
                 return platform.elsewhere
         elif self.name != _wanted:
-            return f"the backend asked for is {_wanted}"
+            return f"the requested backend is {_wanted}"
         return platform.refuses(x) or self.takes(*asked)
 
     def refusal(self, *asked: Any) -> str | None:
-        """Why this backend does not compute a call; None if it does."""
+        """The reason why this backend does not compute a call; None if it does."""
         return self.declines(*asked) or PLATFORMS[self.name].obstacle(asked[0].device)
 
     def runs(self, device: torch.device) -> bool:
-        """Whether nothing is in its way; warns once where only Triton is missing or too old.
+        """Whether nothing prevents it from running; warns once if only Triton is missing or too old.
 
         Raises:
-            RuntimeError: If the backend was asked for and cannot run, and there are contents to compute with.
+            RuntimeError: If the backend was requested and cannot run, and there are contents to compute with.
         """
         obstacle = PLATFORMS[self.name].obstacle(device)
         if obstacle and self.name == _wanted and device.type != "meta":
@@ -136,7 +136,7 @@ class Backend(NamedTuple):
         return obstacle is None
 
 
-# Called before each choice of a backend, while :func:`khot.kernels.explain` is at work.
+# Called before each choice of a backend, while :func:`khot.kernels.explain` is active.
 on_choice: Callable[["Backends", tuple[Any, ...]], None] | None = None
 
 
@@ -144,8 +144,9 @@ class Backends:
     """The ways to compute an operation, registered by name.
 
     Args:
-        package: Where their modules are.
-        attribute: What a module has to compute it: a function of the same arguments, or a record of functions.
+        package: The package of their modules.
+        attribute: The name under which a module has the code: a function of the same arguments, or a record of
+            functions.
     """
 
     def __init__(self, package: str, attribute: str) -> None:
@@ -153,11 +154,11 @@ class Backends:
         self.name = attribute.lower()
 
     def backend(self, name: str, *, module: str, takes: Takes = lambda *asked: None) -> None:
-        """Registers a backend, after those that are there already.
+        """Registers a backend, after those that are already registered.
 
         Args:
-            name: Of its platform, a key of ``PLATFORMS``.
-            module: Where it is, relative to the package; imported at the first call that it computes.
+            name: Name of its platform, a key of ``PLATFORMS``.
+            module: Its module, relative to the package; imported at the first call that it computes.
             takes: Gives the reason why the backend does not compute a call, or None if it does; see :func:`only_if`.
                 Its arguments are what the operation asks its backends about a call; the first is a tensor.
         """
@@ -168,7 +169,7 @@ class Backends:
         """The first backend that takes this call and runs here; None if none does.
 
         Raises:
-            RuntimeError: If the backend that was asked for takes the call but cannot run here.
+            RuntimeError: If the requested backend takes the call but cannot run here.
         """
         if on_choice is not None:
             on_choice(self, asked)
@@ -178,14 +179,14 @@ class Backends:
         return None
 
     def find(self, *asked: Any) -> Any:
-        """What computes this call, imported; None where nothing that is registered does."""
+        """The code that computes this call, imported; None if no registered backend does."""
         choice = self.choose(*asked)
         return None if choice is None else choice.load()
 
     def named(self, name: str) -> Any:
-        """What the backend of this name has, imported; None if it has nothing.
+        """The code of the backend of this name, imported; None if it has none.
 
-        It is for a call for which that backend has been chosen already, by another operation.
+        For calls for which that backend has already been chosen by another operation.
         """
         for choice in self.registered:
             if choice.name == name:
@@ -193,32 +194,33 @@ class Backends:
         return None
 
     def is_fused(self, *asked: Any) -> bool:
-        """:meth:`fuses` to a compiler; to others whether a backend other than torch computes this call."""
+        """:meth:`fuses` under a compiler; otherwise whether a backend other than torch computes this call."""
         if torch.compiler.is_compiling():
             return self.fuses(*asked)
         choice = self.choose(*asked)
         return choice is not None and choice.name != "torch"
 
     def fuses(self, *asked: Any) -> bool:
-        """Whether a backend other than torch is to compute this call: then a compiler keeps the call whole.
+        """Whether a backend other than torch should compute this call, so that a compiler keeps the call whole.
 
-        This does not ask whether that backend is installed, which a compiler could not follow.
+        This does not test whether that backend is installed, which a compiler could not trace.
         """
         return any(choice.name != "torch" and choice.declines(*asked) is None for choice in self.registered)
 
 
 class Operator(Backends):
-    """An operation, registered as ``khot::name``; not differentiable, though what calls it may be.
+    """An operation, registered as ``khot::name``; not differentiable itself, but its callers may be.
 
     Args:
-        name: In ``torch.ops.khot``.
-        reference: The definition: a function of the operator's typed arguments, the first of them a tensor whose device
+        name: Its name in ``torch.ops.khot``.
+        reference: The definition: a function of the operator's typed arguments. The first is a tensor, whose device
             decides. A backend's module has a function of the same name and arguments.
         fake: Empty results for arguments without data.
-        asks: From the arguments to what backends are asked about a call, first a tensor; by default the arguments.
-        batch: Rule for ``torch.vmap``, as ``torch.library.register_vmap`` takes it. By default the batch goes first in
-            every tensor and result, and an argument ``check`` becomes False: nobody looks at the contents of a batch.
-            False for an operation that is called only by autograd Functions with rules of their own.
+        asks: Maps the arguments to what backends are asked about a call, a tensor first; by default the arguments.
+        batch: Rule for ``torch.vmap``, as ``torch.library.register_vmap`` takes it. By default the batch becomes the
+            first dimension of every tensor and result, and an argument ``check`` becomes False, because the contents of
+            a batch are not checked. False for an operation that is called only by autograd Functions with their own
+            rules.
     """
 
     def __init__(
@@ -245,7 +247,7 @@ class Operator(Backends):
         return self._results(is_plain(*args), args)
 
     def within(self, call: Call, *args: Any) -> Any:
-        """The results for these arguments, in a call of which is known of what kind it is."""
+        """The results for these arguments, in a call of known kind."""
         return self._results(call.is_plain, args)
 
     def _results(self, plain: bool, args: tuple[Any, ...]) -> Any:
@@ -255,7 +257,7 @@ class Operator(Backends):
         return self._definition(*args)
 
     def by(self, choice: Backend | None, *args: Any) -> Any:
-        """The results of a plain call, for which this backend was chosen; None stands for plain torch."""
+        """The results of a plain call, computed by the chosen backend; None means plain torch."""
         with torch.no_grad():
             results = self._function(choice)(*args)
             if isinstance(results, Tensor):
@@ -267,7 +269,7 @@ class Operator(Backends):
         """The function that computes this call.
 
         Raises:
-            RuntimeError: If the backend that was asked for takes the call but cannot run here.
+            RuntimeError: If the requested backend takes the call but cannot run here.
         """
         return self._function(self.choose(*self.asks(*args)))
 
@@ -279,7 +281,7 @@ class Operator(Backends):
 
     @functools.cached_property
     def plain(self) -> Callable[..., Any]:
-        """What takes every call: the torch backend if there is one, else the reference."""
+        """The function that takes every call: the torch backend if there is one, otherwise the reference."""
         loads = (choice.load for choice in self.registered if choice.name == "torch")
         return next((load() for load in loads), self.reference)
 
@@ -300,7 +302,7 @@ OPERATORS: dict[str, Operator] = {}
 
 @count_as_constant  # Dynamo runs this while tracing and bakes in the result
 def _rules_are_known() -> bool:
-    """Tells DTensors how the arguments of operators may be placed."""
+    """Registers rules for how the arguments of operators may be placed, for DTensors."""
     return teach_rules(list(OPERATORS), {name for name, operator in OPERATORS.items() if operator.batch_goes_first})
 
 
@@ -308,15 +310,15 @@ class DrawOperator(Operator):
     """An operation that draws: a function of parameters, a seed and the place of its draws among all draws of the seed.
 
     Args:
-        name: In ``torch.ops.khot``.
+        name: Its name in ``torch.ops.khot``.
         reference: The definition, ``function(*parameters, seed, first, draws, dtype, ...)``. The first of the
             parameters is ``(*batch, n)``, the others ``(*batch, ...)``; the seed is from
             :func:`~khot.kernels.random_numbers.philox.draw_seed`, ``first`` is a
             :class:`~khot.kernels.random_numbers.philox.Place`, and the result ``(draws, *batch, n)``, of the dtype. The
             number for draw d, row r and unit i of a call is that for ``first.draw + d``, ``first.row + r`` and
-            ``first.unit + i`` of the seed, whoever makes it.
+            ``first.unit + i`` of the seed, whatever process and backend computes it.
 
-    A backend is asked about the first parameter and the number of draws.
+    Backends are asked about the first parameter and the number of draws.
     """
 
     def __init__(self, name: str, reference: Callable[..., Tensor]) -> None:
@@ -324,7 +326,7 @@ class DrawOperator(Operator):
 
     @staticmethod
     def fills_device(x: Tensor, draws: int) -> str | None:
-        """``takes`` of backends with a program for each draw."""
+        """``takes`` for backends with one program per draw."""
         n, rows = x.shape[-1], math.prod(x.shape[:-1])
         if draws > 0 and n > LONG_DRAW and draws * rows < MANY_DRAWS:
             return "torch spreads a long row over the whole device, and there are too few draws for a program each"
@@ -332,21 +334,21 @@ class DrawOperator(Operator):
 
     @staticmethod
     def has_draws(x: Tensor, draws: int) -> str | None:
-        """``takes`` of backends for any number of draws but none."""
+        """``takes`` for backends that make any positive number of draws."""
         return None if draws > 0 else "there is nothing to draw"
 
     @functools.cached_property
     def _seed(self) -> int:
-        """Which argument is the seed; the draws are the second one after it."""
+        """The index of the seed among the arguments; the number of draws is the second one after it."""
         return self.parameters.index("seed")
 
     def _first_and_draws(self, *args: Any) -> tuple[Any, ...]:
         return args[0], args[self._seed + 2]
 
     def kernel(self, x: Tensor, draws: int) -> Callable[..., Tensor] | None:
-        """What makes the draws for parameters x; None for plain torch, which may use a generator of torch's.
+        """The function that makes the draws for parameters x; None for plain torch, which may use torch's generators.
 
-        Inside a vmap it is the operator even for an x that is not mapped, as the seed may be one of many.
+        Inside a vmap it is the operator, even if x is not mapped, because the seed may be.
         """
         call = call_of(x)
         if not call.is_compiling and draws_of_rows() is not None:  # there a draw depends only on (draw, row, unit)
@@ -364,13 +366,13 @@ class DrawOperator(Operator):
         parameters = move_batch_first(info.batch_size, in_dims, args[: self._seed])
         seed, options = args[self._seed], args[self._seed + 1 :]
         seed_dim = in_dims[self._seed]
-        if seed_dim is None:  # the same randomness for all
+        if seed_dim is None:  # the same randomness for the whole batch
             return torch.stack([self(*row, seed, *options) for row in zip(*parameters, strict=True)]), 0
-        return self(*parameters, seed.movedim(seed_dim, 0)[0], *options), 1  # draws and rows have their own
+        return self(*parameters, seed.movedim(seed_dim, 0)[0], *options), 1  # draws and rows have their own numbers
 
 
 def define(name: str, function: Callable[..., Any], **options: Any) -> Any:
-    """Registers a function as ``khot::name``; in it all parts of torch are at work except autograd."""
+    """Registers a function as ``khot::name``, inside which all parts of torch except autograd work."""
 
     @functools.wraps(function)
     def below_dispatcher(*args: Any) -> Any:

@@ -1,18 +1,18 @@
 r"""Brewer's draw-by-draw method: exactly the given inclusion probabilities from k draws of one unit each.
 
-With m units still to draw and c the sum of :math:`1 - \pi_i` over those drawn, unit j is drawn next with weight
+Let m units be still to draw and c be the sum of :math:`1 - \pi_i` over those drawn. The next unit is j with weight
 
 .. math:: w_j = \pi_j r_j, \qquad r_j = \frac{1}{m} + \frac{(m - 1)(m + c)}{m \, (c + m (1 - \pi_j))},
 
-which is the published :math:`\pi_j (k - a - \pi_j) / (k - a - \pi_j m)`, a the sum of :math:`\pi_i` over those drawn,
-without differences. Units of probability 1 are drawn first.
+which equals the published :math:`\pi_j (k - a - \pi_j) / (k - a - \pi_j m)`, where a is the sum of :math:`\pi_i` over
+those drawn, but contains no differences. Units of probability 1 are drawn first.
 
-The probability of a vector is a sum over the orders of its units. As m and c depend on the set T of units drawn so far
-alone, so does the probability f(T) of drawing it and nothing else first, and the sum goes over its subsets:
+The probability of a vector is a sum over the orders of its units. As m and c only depend on the set T of units drawn so
+far, so does the probability f(T) that exactly this set is drawn first. The sum thus runs over subsets:
 
 .. math:: f(T) = \sum_{j \in T} f(T \setminus j) \, w_j / W, \qquad W = \sum_{i \notin T \setminus j} w_i
 
-where w and W belong to :math:`T \setminus j`. The factors :math:`\pi_j` come out of the sum.
+where w and W belong to :math:`T \setminus j`. The factors :math:`\pi_j` are taken out of the sum.
 
 Probabilities are float64, ``(*batch, n)`` with rows that sum to k. Arguments are not checked here.
 
@@ -42,7 +42,7 @@ from . import unit_by_unit
 from .kept import Kept, kept_if_constant
 
 SLAB = 2**18  # subsets of slots, times units, of the values scored at a time on a CPU
-LEAST = 1e-40  # of a weight: so that derivatives of any order stay finite
+LEAST = 1e-40  # smallest weight, so that derivatives of any order stay finite
 MAX_SIZE = 10  # the largest k for which log_prob is feasible: it holds C(k, k / 2) n numbers for every value
 
 
@@ -57,15 +57,15 @@ def sample(
 ) -> Tensor:
     """Draws k-hot vectors ``(*shape, *batch, n)``, bool. O(nk) time each.
 
-    Never a unit of probability 0, always those of probability 1.
+    Units of probability 0 are never drawn, and units of probability 1 always.
 
     Args:
         probs: Inclusion probabilities, which are balanced here.
         k: Number of ones, of the shape of the batch.
-        size: At least the largest k of any row: the number of steps where ``k`` cannot be read.
-        shape: Of the independent draws.
-        generator: Source of randomness, torch's default one if None.
-        kept: Where the balanced probabilities are kept, or are to be.
+        size: At least the largest k of any row; the number of steps if ``k`` cannot be read.
+        shape: Shape of the independent draws.
+        generator: Source of randomness; by default torch's own.
+        kept: Storage for the balanced probabilities.
     """
     whole = *shape, *probs.shape
     drawn = unit_by_unit.sample(brewer_draw, probs, k, math.prod(shape), generator)
@@ -80,12 +80,12 @@ def sample(
 
 
 class Subsets(NamedTuple):
-    """The subsets of some slots by their size, each size in lexicographic order.
+    """The subsets of some slots, by size and then in lexicographic order.
 
     Attributes:
         member: ``(2^slots, slots)`` float64: 1 for the slots in a subset.
-        larger: ``(2^slots, slots)`` integers: which subset of the next size one becomes with a slot that it lacks.
-        counts: How many there are of each size.
+        larger: ``(2^slots, slots)`` integers: the subset of the next size that results from adding a missing slot.
+        counts: The number of subsets of each size.
     """
 
     member: Tensor
@@ -103,7 +103,7 @@ def _subsets(size: int, device: torch.device) -> Subsets:
     )
 
 
-@count_as_constant  # a compiler that traced into the cache would warn
+@count_as_constant  # tracing into the cache would make the compiler warn
 def _listed_subsets(size: int) -> tuple[list[list[int]], list[list[int]]]:
     return _kept_subsets(size)
 
@@ -119,14 +119,14 @@ def _kept_subsets(size: int) -> tuple[list[list[int]], list[list[int]]]:
 
 
 def is_fused(probs: Tensor, value: Tensor) -> bool:
-    """Whether loops score these values, all at once; they have no derivative in the value."""
+    """Whether loops score these values all at once; they have no derivative in the value."""
     if not (is_plain(probs, value) and probs.numel() and value.numel()):
         return False
     return scores.find(probs) is not None and not has_derivative(value, torch.is_grad_enabled())
 
 
 class _LogProb(Function):
-    """Of probabilities ``(rows, n)`` and values ``(draws, rows, n)``."""
+    """The log-probability as a function of probabilities ``(rows, n)`` and values ``(draws, rows, n)``."""
 
     @staticmethod
     def forward(ctx: Any, probs: Tensor, values: Tensor, size: int) -> Tensor:
@@ -175,12 +175,12 @@ def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
 def _log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
     probs, value = torch.broadcast_tensors(probs, value.double())
     certain = probs >= 1
-    impossible = torch.where(value > 0, probs <= 0, certain).any(-1)  # 1 - probs rounds to 1 where a unit is only rare
+    impossible = torch.where(value > 0, probs <= 0, certain).any(-1)  # not 1 - probs, which rounds to 1 for rare units
     free, rest = probs.masked_fill(certain, 0.0), (1 - probs).masked_fill(certain, 1.0)
     inside, unit = free * value, value.topk(size, -1).indices
     outside = free - inside
-    # Slots are the units of the value. Those that hold a certain unit, or none as another row has a larger k, are
-    # "drawn" from the beginning.
+    # Slots are the units of the value. Slots with a certain unit, or without a unit because another row has a larger k,
+    # count as "drawn" from the beginning.
     slot_free, slot_rest = inside.gather(-1, unit), rest.gather(-1, unit)
     filled = slot_free == 0
     subsets = _subsets(size, probs.device)
@@ -194,10 +194,9 @@ def _log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
 def _steps(
     member: Tensor, slot_rest: Tensor, slot_distance: Tensor, slot_free: Tensor, rest: Tensor, outside: Tensor
 ) -> Tensor:
-    """``r_j / W`` for each subset of the slots but the whole, and each slot that it lacks, ``(..., subsets, slots)``.
+    """``r_j / W`` for each subset except the full one, and each slot that it lacks, ``(..., subsets, slots)``.
 
-    Nothing that is drawn on the way to a possible value has a W below 1 / m; that of other subsets, of which f is 0,
-    may be 0.
+    On the way to a possible value, W is never below 1 / m. For other subsets, for which f is 0, W may be 0.
     """
     m, lacks = (1 - member).sum(-1), 1 - member
     c = slot_distance @ member.T
@@ -209,7 +208,7 @@ def _steps(
 
 
 def _chance(subsets: Subsets, start: Tensor, step: Tensor) -> Tensor:
-    """f of all slots, from 1 at the subset to ``start`` from."""
+    """f of all slots, starting with 1 at the subset ``start``."""
     starts, steps = start.split(subsets.counts, -1), step.split(subsets.counts[:-1], -2)
     f = starts[0]
     for of_size, larger, begun in zip(steps, subsets.larger.split(subsets.counts), starts[1:], strict=False):

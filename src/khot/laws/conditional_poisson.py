@@ -1,7 +1,7 @@
 r"""Conditional Poisson design: the law :math:`P(S) \propto \exp \sum_{i \in S} \theta_i` over the k-subsets of n units.
 
-Equivalently independent Bernoulli units of log-odds :math:`z_i = \theta_i + c`, given that their number of ones B is k,
-for whatever c. With c such that the expected number is k, B = k is a likely event, and
+Equivalently, these are independent Bernoulli units of log-odds :math:`z_i = \theta_i + c`, for any c, given that their
+number of ones B is k. With c such that the expected number is k, B = k is a likely event, and
 
 .. math:: \log Z = \sum_i \log(1 + e^{z_i}) - k c + \log P(B = k), \qquad
     \log P(x) = \sum_i \log \mathrm{Bernoulli}(x_i; \sigma(z_i)) - \log P(B = k)
@@ -9,13 +9,13 @@ for whatever c. With c such that the expected number is k, B = k is a likely eve
 lose no digits at any scale of the logits. c is a constant to autograd, since no result depends on it.
 
 All functions take logits ``(*batch, n)`` and k, an int or an integer tensor that broadcasts with the batch shape, with
-``0 <= k <= n``, or a :class:`~khot.laws.size_range.SizeRange` of such; calculate and return float64; and are
-differentiable in the logits to any order. A logit of ``-inf`` excludes its unit, ``+inf`` includes it, both with zero
-gradient; at most k units may be included and at least k must not be excluded. Arguments are not checked here.
+``0 <= k <= n``, or a :class:`~khot.laws.size_range.SizeRange` of these. They calculate in and return float64, and are
+differentiable in the logits to any order. A logit of ``-inf`` excludes its unit and ``+inf`` includes it, both with
+zero gradient; at most k units may be included and at least k must not be excluded. Arguments are not checked here.
 
-Behind each of them is a product tree; behind what is asked for most, of rows that are not long, passes over the units
-where these have a fused kernel, see :mod:`khot.laws.unit_by_unit`. Functions that are called with the same logits,
-k and ``kept`` share what is made.
+Each function uses a product tree. The most common calls with rows that are not long use passes over the units instead,
+if these have a fused kernel; see :mod:`khot.laws.unit_by_unit`. Functions that are called with the same logits, k and
+``kept`` share intermediate values.
 """
 
 import math
@@ -46,42 +46,42 @@ from .size_range import SizeRange, centred
 Size = int | Tensor | SizeRange
 
 SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
-FAR = 200.0  # e^-100 is nothing beside 1
-WHOLE = 2**17  # entries of rows that are taken all together: some 50 MB, and nothing is made twice
-SLAB = 2**14  # of more rows, entries whose product trees are made at a time
-SLABS = 12  # at most; larger slabs then
-RELIABLE = 1e-4  # of the terms that make a sum: from here on it has 11 digits
+FAR = 200.0  # e^-100 is negligible compared with 1
+WHOLE = 2**17  # entries of rows that are processed as a whole: some 50 MB, and nothing is computed twice
+SLAB = 2**14  # beyond that, entries whose product trees are built at a time
+SLABS = 12  # at most; the slabs become larger instead
+RELIABLE = 1e-4  # relative to the terms of a sum: sums above this have 11 digits
 COVARIANCE_CHUNK = 64  # rows of the covariance calculated at a time
 
 
 class _Tilted(NamedTuple):
     z: Tensor  # (*batch, n), theta + c
     shift: Tensor  # (*batch,), c
-    k: Tensor  # (*batch,), of a range the k_0 of its weights
-    flip: Tensor  # (*batch,), where the tree counts zeros because they are fewer than the ones
+    k: Tensor  # (*batch,); for a range, the k_0 of its weights
+    flip: Tensor  # (*batch,), where the tree counts zeros because there are fewer zeros than ones
     leaf: Tensor  # (2, n, rows), probabilities of what the tree does not count and of what it counts
     tree: ProductTree
 
     def log_probability(self) -> Tensor:
-        """log P(B = k), of a range the logarithm of the weighted sum."""
+        """log P(B = k); for a range the logarithm of the weighted sum."""
         return probability(self.leaf, self.tree).log().view(self.k.shape)
 
 
 def _threshold(logits: Tensor, k: Tensor) -> Tensor:
-    """A t with B = k likely for c = -t: the root of ``sum sigmoid(logits - t) = k``, in short rows a cheaper one."""
+    """A t for which B = k is likely with c = -t: the root of ``sum sigmoid(logits - t) = k``; cheaper in short rows."""
     if logits.shape[-1] > SHORT_ROW:
         return solve_threshold(logits, k).nan_to_num(0.0, 0.0, 0.0)
-    # Half-way between the k-th and the (k+1)-th largest: the k largest are likely ones, the others likely zeros.
+    # Midway between the k-th and the (k+1)-th largest: the k largest are likely ones, the others likely zeros.
     end = torch.full_like(logits[..., :1], torch.inf)
     ordered = torch.cat((end, logits.sort(-1, descending=True).values, -end), -1)
     above, below = ordered.gather(-1, torch.stack((k, k + 1), -1)).unbind(-1)
-    # Where one of the two is infinite or missing, far from the other.
+    # If one of the two is infinite or missing, far from the other.
     above, below = above.where(above < torch.inf, below + FAR), below.where(below > -torch.inf, above - FAR)
     return ((above + below) / 2).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _bound(k: int | Tensor, n: int) -> int:
-    """A Python number not below min(k, n - k) of any row, without asking an accelerator or a vmap for it."""
+    """A Python number not below min(k, n - k) of any row, without reading from an accelerator or a vmap."""
     if isinstance(k, int):
         return max(1, min(k, n - k))
     if k.device.type == "cpu" and k.numel() and can_look(k):
@@ -99,8 +99,8 @@ def _expand(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
 def _tilt(logits: Tensor, k: Size, kept: Kept | None = None, balanced: bool = False) -> _Tilted:
     """Bernoulli units among which B = k is likely, and their tree, differentiable in the logits.
 
-    ``balanced`` says that the expected number of ones is k for the logits as they are. In code that runs now on a CPU
-    the tree is one of plain numbers, whose results have their derivatives from :mod:`khot.kernels.count.kept_tree`.
+    ``balanced`` tells that the expected number of ones is already k. In eager code on a CPU the tree contains plain
+    numbers, and results get their derivatives from :mod:`khot.kernels.count.kept_tree`.
     """
     if forest_roots.is_fused(logits) or not runs_on_cpu(logits):
         return _planted(logits, k, balanced, ProductTree)
@@ -170,7 +170,7 @@ def _by_rows(
     kept: Kept | None = None,
     balanced: bool = False,
 ) -> Tensors:
-    """``function(_tilt(logits, k))``, of many rows on a CPU by slabs: a tree takes a hundred times its logits."""
+    """``function(_tilt(logits, k))``; on a CPU many rows go slab by slab: a tree takes a hundred times its logits."""
     if forest_roots.is_fused(logits) or logits.numel() <= WHOLE or logits.numel() == logits.shape[-1]:
         return function(_tilt(logits, k, kept, balanced))
     ends = k if isinstance(k, SizeRange) else (k,)
@@ -194,7 +194,7 @@ def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
 
 
 def log_counts_and_shifts(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> tuple[Tensor, Tensor]:
-    """log P(B = k) of each row, and the c with which that is likely, both ``(*batch,)``."""
+    """log P(B = k) of each row, and the c for which this is likely, both ``(*batch,)``."""
     log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k, kept)
     return log_count, shift
 
@@ -217,20 +217,20 @@ def shifted_log_prob(logits: Tensor, shift: Tensor, value: Tensor) -> Tensor:
 
 
 def log_partition(logits: Tensor, k: Size, kept: Kept | None = None) -> Tensor:
-    """Log of the elementary symmetric polynomial of order k at ``exp(logits)``, of a range the log of their sum.
+    """Log of the elementary symmetric polynomial of order k at ``exp(logits)``; for a range the log of their sum.
 
-    Its gradient are the inclusion probabilities, its Hessian is the covariance.
+    Its gradient is the vector of inclusion probabilities, and its Hessian is the covariance.
 
     Args:
         logits: Log-odds ``(*batch, n)``.
         k: Size of the subsets, int or integer tensor, or a range.
-        kept: Where the tree of these logits is kept, or is to be.
+        kept: Storage for the tree of these logits.
 
     Returns:
         ``(*batch,)``, to about 1e-13 relative; infinite with a logit of ``+inf``.
     """
     tilted = _tilt(logits, k, kept)
-    # log(1 + e^z) = max(z, 0) + log(1 + e^-|z|), and c times the number of z > 0 is taken against c k.
+    # log(1 + e^z) = max(z, 0) + log(1 + e^-|z|), and c times the number of z > 0 is combined with c k.
     positive = tilted.z > 0
     size = torch.where(positive, tilted.z, -tilted.z)
     terms = torch.where(positive, logits.double(), 0.0) - F.logsigmoid(size)
@@ -243,11 +243,11 @@ def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Kept | None = None, b
     Args:
         logits: Log-odds ``(*batch, n)``.
         k: Size of the subsets, int or integer tensor, or a range.
-        value: k-hot ``(*sample, *batch, n)``. Between k-hot vectors the result is linear in ``value``; of a range its
-            derivative there are the logits, of one k the logits and a constant.
-        kept: Where the tree of these logits is kept, or is to be.
-        balanced: Whether they are the log-odds of independent units k of which are expected to be ones, so that there
-            is nothing to solve for.
+        value: k-hot ``(*sample, *batch, n)``. Between k-hot vectors the result is linear in ``value``. Its derivative
+            there is the logits for a range, and the logits plus a constant for a single k.
+        kept: Storage for the tree of these logits.
+        balanced: Whether they are log-odds of independent units of which k are expected to be ones, so that no equation
+            needs to be solved.
 
     Returns:
         ``(*sample, *batch)``; ``-inf`` where ``value`` contradicts an infinite logit.
@@ -269,7 +269,7 @@ def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Kept | None = None, b
 
 def _masses(tilted: _Tilted) -> tuple[Tensor, Tensor]:
     """P(B = k, i out of S) and P(B = k, i in S) of every unit, each to its own relative accuracy, ``(*batch, n)``."""
-    # Below zero is FFT noise beside a probability that is nothing.
+    # Values below zero are FFT noise relative to negligible probabilities.
     outside = leaf_outside(tilted.leaf, tilted.tree).clamp(min=0.0)
     few = (tilted.leaf * outside).movedim(1, -1).reshape(2, *tilted.z.shape)
     flip = tilted.flip[..., None]
@@ -284,7 +284,7 @@ def _inclusion(tilted: _Tilted) -> Tensor:
 def inclusion_probabilities(logits: Tensor, k: Size, kept: Kept | None = None) -> Tensor:
     """P(i in S) of every unit, ``(*batch, n)``, to about 1e-15; its Jacobian is the covariance of the k-hot vector.
 
-    Not to be written into: it may be what is kept.
+    The result must not be written to: it may be a kept tensor.
     """
 
     def by_tree(logits: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ def _log_odds(tilted: _Tilted) -> Tensor:
 
 
 def inclusion_log_odds(logits: Tensor, k: Size, kept: Kept | None = None, balanced: bool = False) -> Tensor:
-    """Log-odds of the inclusion probabilities, which keep the digits that those lose next to 1."""
+    """Log-odds of the inclusion probabilities, which keep the digits that the probabilities lose next to 1."""
 
     def by_tree(logits: Tensor) -> Tensor:
         return _by_rows(lambda tilted: (_log_odds(tilted),), logits, k, kept, balanced)[0]
@@ -315,9 +315,9 @@ def inclusion_log_odds(logits: Tensor, k: Size, kept: Kept | None = None, balanc
 
 
 def count_law(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
-    """log P(B = k) for units of exactly these log-odds, finite ones, and the log-odds of inclusion given B = k."""
+    """log P(B = k) for units of exactly these finite log-odds, and the log-odds of inclusion given B = k."""
     tilted = _tilt(logits, k)
-    positive = logits > 0  # for which it is the smaller probability, of a zero, that has an accurate derivative
+    positive = logits > 0  # for these the probability of a zero is smaller, so its derivative is more accurate
     sign = torch.where(positive, 1.0, -1.0)
     ratios = F.logsigmoid(sign * logits) - F.logsigmoid(sign * tilted.z)
     log_count = ratios.sum(-1) + (positive.sum(-1) - tilted.k) * tilted.shift + tilted.log_probability()
@@ -335,8 +335,8 @@ def pull_back(
 def slopes(
     function: Callable[[Tensor, Any], Tensor], logits: Tensor, k: Size
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """:func:`pull_back` for code that is not to be differentiated again: by plain autograd where that will do."""
-    # Where there are no graphs, transforms of functions make them all the same. A compiler knows no such mode.
+    """:func:`pull_back` for code that is not differentiated again: by plain autograd if that is enough."""
+    # Where there are no graphs, transforms of functions still make them. A compiler knows no such mode.
     no_graphs = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
     if torch.is_grad_enabled() or no_graphs or not runs_on_cpu(logits) or has_derivative(logits, False):
         return pull_back(function, logits, k)
@@ -355,8 +355,8 @@ def times_covariance(v: Tensor, logits: Tensor, k: Size) -> Tensor:
 def covariance(logits: Tensor, k: Size) -> Tensor:
     """Covariance of the k-hot vector, ``(*batch, n, n)``, in O(n²) time.
 
-    An entry has the digits that ``P(i, j) P(neither) - P(only i) P(only j)`` leaves, where contents can be looked at.
-    Where a few units dominate a row, that takes the designs given a unit, each in O(n log² n) time.
+    An entry has the digits that ``P(i, j) P(neither) - P(only i) P(only j)`` leaves, if contents can be read. In rows
+    that a few units dominate, this takes the designs given a unit, each in O(n log² n) time.
     """
     matrix = covariance_factors(logits, k)
     found = matrix.dense()
@@ -392,15 +392,15 @@ def covariance_factors(logits: Tensor, k: Size) -> Factors:
 def pairwise_inclusion(logits: Tensor, k: Size, mean: Tensor) -> Tensor:
     """P(i and j in S), ``(*batch, n, n)``, in O(n²) time; on the diagonal the inclusion probabilities ``mean``.
 
-    Where contents can be looked at, small entries have as many digits as others. Of rows that a few units dominate, the
-    designs that include a unit are needed for that, each in O(n log² n) time.
+    If contents can be read, small entries have as many digits as others. In rows that a few units dominate, this needs
+    the designs that include a unit, each in O(n log² n) time.
     """
     found = covariance_factors(logits, k)
     logits, size = _expand(logits, k.high if isinstance(k, SizeRange) else k)
     pairs = found.dense() + mean[..., :, None] * mean[..., None, :]
     logits, value, given = logits.detach(), pairs.detach(), mean.detach()
     others = _free_pairs(logits)
-    single = (size - (logits == torch.inf).sum(-1) <= 1)[..., None, None]  # left to the others: no two of them
+    single = (size - (logits == torch.inf).sum(-1) <= 1)[..., None, None]  # size left for the others; no two of them
     value = torch.where(_unit(logits), given[..., None], value.masked_fill(others & single, 0.0))
     if can_look(value):
         bound = found.scale + given
@@ -416,13 +416,13 @@ def _unit(logits: Tensor) -> Tensor:
 
 
 def _free_pairs(logits: Tensor) -> Tensor:
-    """Which pairs are of two different units with finite logits."""
+    """The pairs of two different units with finite logits."""
     free = logits.isfinite()
     return free[..., :, None] & free[..., None, :] & ~_unit(logits)
 
 
 def _log_odds_given(fate: float, at: tuple[Tensor, ...], logits: Tensor, k: Size) -> Tensor:
-    """Of the units ``at`` these places of ``(*batch, n)``: log-odds of all others given this one's fate, ``(m, n)``."""
+    """For the units ``at`` these places of ``(*batch, n)``: log-odds of all others given its fate, ``(m, n)``."""
     fixed = logits[..., None, :].expand(*logits.shape, logits.shape[-1])[at].scatter(-1, at[-1][:, None], fate)
     ends = [
         torch.as_tensor(end, device=logits.device)[..., None].expand(logits.shape)[at]
@@ -432,11 +432,11 @@ def _log_odds_given(fate: float, at: tuple[Tensor, ...], logits: Tensor, k: Size
 
 
 def size_probabilities(logits: Tensor, k: SizeRange) -> Tensor:
-    """P(|x| = s) of all s from 0 to n, ``(*batch, n + 1)``, each to about 1e-16."""
+    """P(|x| = s) for all s from 0 to n, ``(*batch, n + 1)``, each to about 1e-16."""
 
     def function(tilted: _Tilted) -> Tensors:
         tree = cast(RangeTree, tilted.tree)
-        tree = tree if tilted.leaf is tree.leaf else tree.anew(tilted.leaf)  # whose root has derivatives
+        tree = tree if tilted.leaf is tree.leaf else tree.anew(tilted.leaf)  # so that its root has derivatives
         counts = tree.law_of_total().T.reshape(*tilted.flip.shape, -1)
         return (torch.where(tilted.flip[..., None], counts.flip(-1), counts),)
 
@@ -446,10 +446,10 @@ def size_probabilities(logits: Tensor, k: SizeRange) -> Tensor:
 def entropy(logits: Tensor, k: Size, kept: Kept | None = None, inclusion: Tensor | None = None) -> Tensor:
     """Entropy in nats, ``(*batch,)``.
 
-    ``inclusion`` is what :func:`inclusion_probabilities` returned for these tensors, perhaps before they were changed:
-    where it still holds, the graphs of both are one.
+    ``inclusion`` is a result of :func:`inclusion_probabilities` for these tensors, perhaps before they were changed. If
+    it is still valid, both results share a graph.
     """
-    # log_prob is linear in its value, so that its expectation is taken at the mean.
+    # log_prob is linear in its value, so its expectation is its value at the mean.
     if not isinstance(k, SizeRange) and unit_by_unit.takes(logits, k):
         if not unit_by_unit.is_inclusion(inclusion, logits, k, kept):
             inclusion = inclusion_probabilities(logits, k, kept)
@@ -457,11 +457,11 @@ def entropy(logits: Tensor, k: Size, kept: Kept | None = None, inclusion: Tensor
 
     def function(tilted: _Tilted) -> Tensors:
         mean = _inclusion(tilted)
-        if isinstance(k, SizeRange):  # nothing makes up for the rounding of what is certain, times its log-odds
+        if isinstance(k, SizeRange):  # for certain units, log-odds times rounding errors must vanish exactly
             mean = torch.where(tilted.z.abs() > FAR, (tilted.z > 0).double(), mean)
         surprise = tilted.log_probability() - _bernoulli_log_prob(tilted.z, mean)
         if isinstance(k, SizeRange):
-            sure = tilted.shift.abs() > FAR  # of a size
+            sure = tilted.shift.abs() > FAR  # the size is certain
             surprise = surprise + torch.where(sure, 0.0, tilted.shift) * (mean.sum(-1) - tilted.k)
         return (surprise,)
 
@@ -482,11 +482,11 @@ def sample(
         logits: Log-odds ``(*batch, n)``.
         k: Size of the subsets, int or integer tensor, or a range.
         sample_shape: Leading shape of independent draws.
-        generator: Source of randomness, torch's default one if None.
-        kept: Where the tree of these logits is kept, or is to be.
+        generator: Source of randomness; by default torch's own.
+        kept: Storage for the tree of these logits.
 
     Returns:
-        Bool ``(*sample_shape, *batch, n)``, every row with exactly k ones, or with a number in the range.
+        Bool ``(*sample_shape, *batch, n)``, every row with exactly k ones, or with a number of ones in the range.
     """
     count, n = math.prod(sample_shape), logits.shape[-1]
     if not isinstance(k, SizeRange):

@@ -1,9 +1,9 @@
-r"""Conditional Poisson designs where each process holds a part of the units of a row.
+r"""Conditional Poisson designs with sharded rows, of which each process holds some units.
 
-For independent units of log-odds z, with which k ones are expected, all that is needed of the others is the law of the
-number N of ones. It comes from the characteristic function, see
-:mod:`khot.kernels.count.characteristic`, whose logarithm is a sum over the units. With the rarer fate of each unit, of
-probability :math:`r_i \le 1/2`, to be one or (above 0) zero,
+For independent units of log-odds z, of which k are expected to be ones, each process only needs to know the law of the
+number N of ones. It follows from the characteristic function, see :mod:`khot.kernels.count.characteristic`, whose
+logarithm is a sum over the units. Let the rarer fate of each unit, of probability :math:`r_i \le 1/2`, be one or (above
+0) zero. Then
 
 .. math:: \log \varphi(u) = \sum_i \log\big(1 - r_i + r_i e^{\pm iu}\big), \qquad
     T(u) = e^{-iu(k - \text{number above})} \varphi(u), \qquad P(N = k) = \frac{1}{2\pi} \int T\,du,
@@ -11,13 +11,13 @@ probability :math:`r_i \le 1/2`, to be one or (above 0) zero,
 .. math:: P(\text{rarer fate of } i \mid N = k) = \frac{\int T R_i\,du}{\int T\,du}, \qquad
     R_i = \frac{r_i e^{\pm iu}}{1 - r_i + r_i e^{\pm iu}}.
 
-At most 31 complex numbers a row are exchanged, whatever n and k. No digits are lost unless N has hardly any spread,
-which :func:`has_spread` tells. The log-odds are the logits less the t with
-:math:`\sum_i \sigma(\theta_i - t) = k`, a root found by sums as that of a mask is.
+At most 31 complex numbers per row are exchanged, whatever n and k. No digits are lost unless N has almost no spread,
+which :func:`has_spread` tests. The log-odds are the logits minus the t with
+:math:`\sum_i \sigma(\theta_i - t) = k`, a root found from sums like the threshold of a mask.
 
-All functions take logits ``(*batch, m)`` of the units that are here, which may be none, k, an integer tensor of the
-batch shape, what :func:`open_centre` says of them, and who has the other units. Processes make the same collectives,
-whatever they have. Results are float64, and differentiable to any order.
+All functions take logits ``(*batch, m)`` of the local units, of which there may be none, k, an integer tensor of the
+batch shape, the :func:`open_centre` of the units, and the processes that have the other units. All processes make the
+same collectives, whatever they hold. Results are float64 and differentiable to any order.
 """
 
 from collections.abc import Callable
@@ -33,23 +33,23 @@ from khot._distributed.shards import Shards
 from khot.kernels.count.characteristic import Complex, Nodes, nodes_of_count
 from khot.kernels.threshold import solve_threshold
 
-LEAST_SPREAD = 0.1  # variance of the number of ones from which on no digits are lost
-NEVER = -2000.0  # log-odds of what does not happen, finite
-SLAB = 2**14  # log-odds that are taken at all nodes at a time, some 25 MB
+LEAST_SPREAD = 0.1  # variance of the number of ones above which no digits are lost
+NEVER = -2000.0  # finite log-odds of an impossible event
+SLAB = 2**14  # log-odds that are evaluated at all nodes at a time, some 25 MB
 
 
 class Units(NamedTuple):
-    """The units that are here, and what of their row is certain."""
+    """The local units, and which units of their row are certain."""
 
     theta: Tensor  # (*batch, m)
-    k: Tensor  # (*batch,), number of ones among the open units, 0 where there are none
-    open: Tensor  # (*batch, m), whose fate is open
+    k: Tensor  # (*batch,), number of ones among the open units, 0 if there are none
+    open: Tensor  # (*batch, m), the units whose fate is open
     certain: Tensor  # (*batch, m), the value of the others
     has_choice: Tensor  # (*batch,), whether the row has open units
 
 
 def units_of(theta: Tensor, k: Tensor, shards: Shards) -> Units:
-    """Of logits, or of the positions of order sampling, of which infinite ones are certain: one collective."""
+    """From logits, or the positions of order sampling, of which infinite ones are certain: one collective."""
     included, finite = theta == torch.inf, theta.isfinite()
     selected, count = shards.sum(included.sum(-1), finite.sum(-1))
     left = k - selected
@@ -60,27 +60,27 @@ def units_of(theta: Tensor, k: Tensor, shards: Shards) -> Units:
 
 
 def centre(theta: Tensor, k: Tensor, shards: Shards) -> Tensor:
-    """The t with ``sum(sigmoid(theta - t)) = k``, float64 ``(*batch)``; 0 where there is none."""
+    """The t with ``sum(sigmoid(theta - t)) = k``, float64 ``(*batch)``; 0 if there is none."""
     return solve_threshold(theta, k, shards=shards).nan_to_num(0.0, 0.0, 0.0)
 
 
 def open_centre(theta: Tensor, k: Tensor, shards: Shards) -> Tensor:
-    """The centre of the units whose fate is open, 0 in rows that have none; what all laws here see them from."""
+    """The centre of the open units, 0 in rows without any; all laws here are expanded around it."""
     units = units_of(theta.detach(), k, shards)
     return centre(units.theta.masked_fill(~units.open, -torch.inf), units.k, shards)
 
 
 def largest_of_parts(shards: Shards, *values: Tensor) -> list[Tensor]:
-    """The largest entries along the last axis, over all parts; ``-inf`` where there are none."""
+    """The largest entries along the last axis, over all parts; ``-inf`` if there are none."""
     return shards.max(*(F.pad(value, (0, 1), value=-torch.inf).amax(-1) for value in values))
 
 
 class Count(NamedTuple):
-    """What units of log-odds z do if their number of ones N is k."""
+    """The law of units of log-odds z given that their number of ones N is k."""
 
-    log_chance: Tensor  # (*batch,), of N = k
-    came: Tensor  # (*batch, m), the probability to be one
-    missing: Tensor  # and to be zero
+    log_chance: Tensor  # (*batch,), log-probability of N = k
+    came: Tensor  # (*batch, m), probability of a one
+    missing: Tensor  # probability of a zero
 
 
 def has_spread(theta: Tensor, k: Tensor, t: Tensor, shards: Shards) -> bool:
@@ -92,11 +92,11 @@ def has_spread(theta: Tensor, k: Tensor, t: Tensor, shards: Shards) -> bool:
 
 
 class _Fates(NamedTuple):
-    """Of some units at all nodes, ``(..., m, 1)``."""
+    """Some units at all nodes, ``(..., m, 1)``."""
 
     rarer: Tensor  # the probability of the rarer fate
     other: Tensor
-    sign: Tensor  # -1 where that is to be zero
+    sign: Tensor  # -1 if that fate is a zero
 
     @classmethod
     def of(cls, z: Tensor) -> "_Fates":
@@ -122,7 +122,7 @@ def _called(function: Callable[[Tensor], Any], x: Tensor) -> Any:
 
 
 def _made_again(function: Callable[[Tensor], Any], x: Tensor) -> Any:
-    """The function of x, which a derivative calls again rather than keep what it is made of."""
+    """The function of x; its derivative calls the function again instead of keeping intermediate values."""
     return checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
 
 
@@ -133,7 +133,7 @@ def count_given(z: Tensor, k: Tensor, shards: Shards) -> Count:
     variance, number_above = shards.sum(chance.sum(-1), above.sum(-1))
     nodes = nodes_of_count(variance, k, shards.n, k - number_above)
     slabs = z.split(max(1, SLAB // max(1, number_above.numel())), -1)
-    local = _made_again if len(slabs) > 1 else _called  # each process as it needs: there are no collectives inside
+    local = _made_again if len(slabs) > 1 else _called  # may differ between processes: no collectives inside
     found = zip(*(local(lambda some: _Fates.of(some).log_phi(nodes), some) for some in slabs), strict=True)
     log_size, angle = sum_of_parts(shards, *(torch.stack(parts).sum(0) for parts in found))
     size = log_size.exp()
@@ -146,7 +146,7 @@ def count_given(z: Tensor, k: Tensor, shards: Shards) -> Count:
 
 
 class _Design(NamedTuple):
-    """What the laws of a row are made of."""
+    """The quantities from which the laws of a row are computed."""
 
     units: Units
     z: Tensor  # (*batch, m), finite log-odds with which k of the open units are expected to be ones
@@ -170,14 +170,14 @@ class _Design(NamedTuple):
 
 
 def inclusion_probabilities(logits: Tensor, k: Tensor, t: Tensor, shards: Shards) -> Tensor:
-    """P(x_i = 1) of the units that are here."""
+    """P(x_i = 1) of the local units."""
     return _Design.of(logits, k, t, shards).probs()
 
 
 def log_prob(logits: Tensor, k: Tensor, value: Tensor, t: Tensor, shards: Shards) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, m)``, between which it is linear.
 
-    ``-inf`` where one contradicts an infinite logit.
+    It is ``-inf`` if a value contradicts an infinite logit.
     """
     return _Design.of(logits, k, t, shards).log_prob(value.double(), shards)
 

@@ -1,8 +1,8 @@
-"""The logits of the conditional Poisson design that has given inclusion probabilities; and those of other families.
+"""The logits of the conditional Poisson design with given inclusion probabilities, and those of other families.
 
 Differentiable by the implicit function theorem: the Jacobian of the inclusion probabilities is the covariance C of the
-k-hot vector, so that the logits change by the pseudo-inverse of C times the change of the probabilities. What solves
-for the logits, and systems in C, is in :mod:`.inverse_newton`, or in a kernel.
+k-hot vector, so the change of the logits is the pseudo-inverse of C times the change of the probabilities. The code
+that solves for the logits, and systems in C, is in :mod:`.inverse_newton`, or in a kernel.
 """
 
 import math
@@ -42,12 +42,12 @@ from .kept import Kept
 from .size_range import SizeRange
 
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
-CERTAIN = 1e-150  # one as near to 1 counts as that, before its products with what it leaves to others underflow
+CERTAIN = 1e-150  # a probability this close to 1 counts as 1, before its products with the remainder underflow
 SUM_ROUNDING = 1e-12  # of a sum of probabilities
-NO_VARIANCE = 1e-30  # a probability below this counts as 0 where the size varies: nothing else depends on its unit
-WIDE = 30.0  # log-odds of rows that loops do not take, whose small probabilities they have to fewer digits
+NO_VARIANCE = 1e-30  # a probability below this counts as 0 if the size varies: nothing else depends on its unit
+WIDE = 30.0  # log-odds beyond which loops leave a row, since its small probabilities would have fewer digits there
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
-ROUNDING = 0.01  # of the precision of given probabilities: more digits than they have need not be solved for
+ROUNDING = 0.01  # of the precision of the given probabilities: digits that they do not have need not be solved for
 
 
 def solve_logits(
@@ -55,16 +55,17 @@ def solve_logits(
 ) -> Tensor:
     """Logits of the design of size k, conditional Poisson by default, whose inclusion probabilities are ``probs``.
 
-    Differentiable in ``probs`` to any order by the implicit function theorem. What their sum lacks to k is made up by a
-    common shift of their log-odds, of which the derivatives know: those in ``probs`` have the mean 0 if weighted by
-    pi (1 - pi), so that units of small probability, whose derivatives are large, do not take the digits of the others.
+    Differentiable in ``probs`` to any order by the implicit function theorem. If their sum differs from k, a common
+    shift of their log-odds compensates it, and derivatives take this into account: weighted by pi (1 - pi), the
+    derivatives in ``probs`` have mean 0, so that units of small probability, whose derivatives are large, do not cost
+    the others digits.
 
     Args:
         probs: ``(*batch, n)`` in [0, 1] with sum k, up to rounding.
         k: Size of the subsets, int or integer tensor that broadcasts with the batch shape.
-        family: The designs to choose from.
-        log_odds: Float64 log-odds of what ``probs`` are roundings of, where they are known. Derivatives are with
-            respect to them then.
+        family: The family of designs.
+        log_odds: Float64 log-odds of the unrounded ``probs``, if they are known. Derivatives are then with respect to
+            them.
 
     Returns:
         ``(*batch, n)`` float64. ``-inf`` where a probability is 0 (or below 1e-250) and ``+inf`` where it is 1, both
@@ -74,8 +75,8 @@ def solve_logits(
         RuntimeError: If the iteration does not converge.
 
     References:
-        [1] Chen, Dempster, Liu (1994), "Weighted finite population sampling to maximize entropy", Biometrika 81(3), who
-            prove existence and uniqueness.
+        [1] Chen, Dempster, Liu (1994), "Weighted finite population sampling to maximize entropy", Biometrika 81(3):
+            proof of existence and uniqueness.
     """
     if isinstance(k, Tensor):
         k = k.expand(probs.shape[:-1])
@@ -86,9 +87,9 @@ def solve_logits(
 
 
 def sizes_around(probs: Tensor, low: Tensor, high: Tensor) -> SizeRange:
-    """The range of sizes that a law of these inclusion probabilities has: one end, where their sum rounds to it.
+    """The range of sizes of a law with these inclusion probabilities; a single end, if their sum rounds to it.
 
-    No logits have a mean at the end of a wider range; those of the end alone have it.
+    In a wider range, no finite logits have this mean; with that end alone, they do.
     """
     total = probs.detach().double().sum(-1)
     rounding = SUM_ROUNDING * total.clamp(min=1.0)
@@ -97,7 +98,7 @@ def sizes_around(probs: Tensor, low: Tensor, high: Tensor) -> SizeRange:
 
 
 def solve_range_logits(probs: Tensor, sizes: SizeRange) -> Tensor:
-    """Logits of the law of several sizes whose inclusion probabilities are ``probs``, once differentiable in these.
+    """Logits of the law of several sizes with inclusion probabilities ``probs``, once differentiable in these.
 
     Args:
         probs: ``(*batch, n)`` in [0, 1], each row a mean of vectors of these sizes.
@@ -115,7 +116,7 @@ def solve_range_logits(probs: Tensor, sizes: SizeRange) -> Tensor:
 
 
 class _RangeLogits(Function):
-    """Rows of a single size are solved as such: the systems of the others have no constants to leave out."""
+    """Rows with a single size are solved separately; in the systems of the others no constants need to be removed."""
 
     @staticmethod
     def forward(probs: Tensor, low: Tensor, high: Tensor, goal: float) -> Tensor:
@@ -162,9 +163,9 @@ class _RangeLogits(Function):
 
 
 def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor) -> Tensor:
-    """C g of the conditional Poisson design whose inclusion probabilities are ``probs``, ``(*batch, n)`` float64.
+    """C g of the conditional Poisson design with inclusion probabilities ``probs``, ``(*batch, n)`` float64.
 
-    Where nobody differentiates it again a kernel finds the law and multiplies in one pass, without its logits.
+    If it is not differentiated again, a kernel finds the law and multiplies in one pass, without the logits.
     """
     if not (is_first_derivative(probs, k, g) and g.numel() and fused_product.is_fused(probs)):
         return times_covariance(g.double(), solve_logits(probs, k), k)
@@ -178,10 +179,10 @@ def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor) -> Tensor:
 
 
 def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
-    r"""Entropy ``(*batch,)`` of the conditional Poisson design whose logits :func:`solve_logits` made of ``probs``.
+    r"""Entropy ``(*batch,)`` of the conditional Poisson design whose logits :func:`solve_logits` found from ``probs``.
 
-    No design with these inclusion probabilities has a larger one. With H = log Z - <theta, pi> its derivative is that
-    of a Legendre transform, :math:`\nabla_\pi H = -\theta`, which needs no solution of a linear system.
+    No design with these inclusion probabilities has a larger one. With H = log Z - <theta, pi>, its derivative is that
+    of a Legendre transform, :math:`\nabla_\pi H = -\theta`, which needs no linear system.
     """
     with torch.no_grad():
         value = entropy(logits.detach(), k, kept)
@@ -189,7 +190,7 @@ def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept |
 
 
 class _LargestEntropy(Function):
-    """Of ``probs``, with the logits that belong to them, and the entropy itself as a constant."""
+    """The entropy as a function of ``probs``; their logits are given, and its value is a constant."""
 
     @staticmethod
     def forward(probs: Tensor, logits: Tensor, value: Tensor) -> Tensor:
@@ -197,7 +198,7 @@ class _LargestEntropy(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])  # a function of probs, to which second derivatives go
+        ctx.save_for_backward(inputs[1])  # the logits, a function of probs, which receives second derivatives
         ctx.save_for_forward(inputs[1])
 
     @staticmethod
@@ -232,9 +233,9 @@ class _SolveLogits(Function):
 
 
 def _pull_back(logits: Tensor, probs: Tensor, k: int | Tensor, family: str, goal: float, grad_logits: Tensor) -> Tensor:
-    """The gradient in ``probs`` of what has this gradient in the logits, of mean 0.
+    """The gradient in ``probs`` for a given gradient in the logits, which has mean 0.
 
-    Where D is pi (1 - pi), a solution is that gradient: only its own derivatives need to see how it is determined.
+    The gradient is a solution of the system as it stands where D is pi (1 - pi); only its derivatives need the system.
     """
     if family == CONDITIONAL_POISSON.name and not torch.is_grad_enabled():
         return cast(Tensor, _apply_covariance_solve(logits, grad_logits, k, family, goal))
@@ -244,10 +245,10 @@ def _pull_back(logits: Tensor, probs: Tensor, k: int | Tensor, family: str, goal
 
 
 class _CovarianceSolve(Function):
-    """v with C v = b over the finite logits, for a b of sum 0 there; v is 0 elsewhere.
+    """v with C v = b over the finite logits, for b with sum 0 there; v is 0 elsewhere.
 
-    The constant that v is determined up to is such that sum D v = 0, with D the diagonal of C. What b has of a sum is
-    taken off: in proportion to D if it is rounding, which leaves a symmetric matrix times b, else evenly.
+    The constant up to which v is determined is chosen such that sum D v = 0, with D the diagonal of C. A nonzero sum of
+    b is removed: in proportion to D if it is rounding, which corresponds to a symmetric matrix times b, else evenly.
     """
 
     @staticmethod
@@ -306,7 +307,7 @@ _apply_covariance_solve = with_forward_mode(_CovarianceSolve, _covariance_solve_
 
 
 def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> list[Any]:
-    """All tensors with the mapped dimension first; both functions take any batch shape."""
+    """All tensors with the mapped dimension first; both functions accept any batch shape."""
     return [
         a if not isinstance(a, Tensor) else a.expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
         for a, dim in zip(args, in_dims, strict=True)
@@ -314,7 +315,7 @@ def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> 
 
 
 def _target(log_odds: Tensor, k: int | Tensor) -> Tensor:
-    """The log-odds to reach: these, shifted so that the probabilities sum to k."""
+    """The target log-odds, shifted so that the probabilities sum to k."""
     if log_odds.isnan().any():
         raise RuntimeError("no logits found for these probabilities: there is NaN among them")
     target = log_odds.masked_fill(log_odds < math.log(NEGLIGIBLE), -torch.inf)
@@ -322,14 +323,14 @@ def _target(log_odds: Tensor, k: int | Tensor) -> Tensor:
     interior = target.isfinite()
     target = target - solve_threshold(target, k)[..., None]
     certain = (target == torch.inf).sum(-1)
-    # Next to a probability that rounds to 1, the small remainder of the others may have nothing left to share.
+    # If a probability rounds to 1, the small remainder for the others may vanish.
     left = (torch.as_tensor(k, device=target.device) - certain)[..., None]
     target = target.masked_fill(interior & (left <= 0), -torch.inf)
     return target.masked_fill(interior & (left >= interior.sum(-1, keepdim=True)), torch.inf)
 
 
 def _tensor_or_int(k: int | Tensor) -> tuple[Tensor | None, int | None]:
-    """k as two arguments of an operator, of which one is None."""
+    """k as two arguments of an operator, one of which is None."""
     return (k, None) if isinstance(k, Tensor) else (None, k)
 
 
@@ -341,7 +342,7 @@ def _covariance_solution(
     family: str,
     goal: float,
 ) -> Tensor:
-    """v of :class:`_CovarianceSolve`."""
+    """The v of :class:`_CovarianceSolve`."""
 
     def of_rows(k: int | Tensor, logits: Tensor, b: Tensor) -> Tensor:
         solved_for = FAMILIES[family]
@@ -376,13 +377,13 @@ def _solution(
     goal: float,
     log_odds: Tensor | None,
 ) -> Tensor:
-    """:func:`solve_logits`, not differentiable."""
+    """:func:`solve_logits`, without derivatives."""
     solved_for = FAMILIES[family]._replace(goal=goal)
 
     def of_rows(k: int | Tensor, given: Tensor) -> Tensor:
         return solve_scores(_target(given, k), k, solved_for)
 
-    # Not `logit`, for which torch wakes its threads however few numbers there are.
+    # Not `logit`, which wakes torch's threads even for a few numbers.
     given = probs.log() - torch.log1p(-probs) if log_odds is None else log_odds
     if not _has_kernel(given, family):
         return _by_rows(of_rows, _either(k, size), given)
@@ -395,7 +396,7 @@ def _solution(
 
 
 def _has_kernel(x: Tensor, family: str) -> bool:
-    """Whether these rows are solved one by one."""
+    """Whether a kernel solves these rows one by one."""
     return family == CONDITIONAL_POISSON.name and x.numel() > 0 and inclusion_inverse.is_fused(x)
 
 
@@ -416,7 +417,7 @@ _solve = Operator("solve_logits", _solution, fake=_like_probs, batch=False)
 
 
 def _by_rows(function: Callable[..., Tensor], k: int | Tensor, *arguments: Tensor) -> Tensor:
-    """``function(k, *arguments)`` by slabs of rows, whose product trees take much memory."""
+    """``function(k, *arguments)`` by slabs of rows, since product trees take much memory."""
     if isinstance(k, int):
         return by_rows(lambda *rows: (function(k, *rows),), SLAB, *arguments)[0]
     return by_rows(lambda *rows: (function(rows[-1].squeeze(-1), *rows[:-1]),), SLAB, *arguments, k.unsqueeze(-1))[0]

@@ -1,27 +1,29 @@
 r"""Newton's method for the logits of given inclusion probabilities, and systems in the covariance of the k-hot vector.
 
-It looks at the log-odds of the inclusion probabilities, which are nearly linear in the logits. A step solves
+The method works on the log-odds of the inclusion probabilities, which are nearly linear in the logits. A step solves
 
 .. math:: D^{-1} C v = \operatorname{logit} \pi - \operatorname{logit} \pi(\theta), \quad D = \operatorname{diag} C,
 
-with C the covariance of the k-hot vector at the current logits. Its entries off the diagonal are negative and its rows
-sum to 0: C is the Laplacian of a graph, the eigenvalues of :math:`D^{-1} C` lie in [0, 2], only constants belong to 0,
-and in long rows the others gather at 1. So conjugate gradients take few products ``C v``, each a backward pass through
-the product tree and none with an n x n matrix. In short rows C is made, and the systems are solved directly.
+with C the covariance of the k-hot vector at the current logits. Its off-diagonal entries are negative and its rows sum
+to 0: C is the Laplacian of a graph. The eigenvalues of :math:`D^{-1} C` lie in [0, 2]; only constants have eigenvalue
+0, and in long rows the others cluster at 1. So conjugate gradients take few products ``C v``, each of which is a
+backward pass through the product tree, without an n x n matrix. In short rows C is computed, and the systems are solved
+directly.
 
-In long rows most of this is not needed: there is an explicit map M that nearly inverts the log-odds of inclusion, off
-by the inverse square of :math:`\operatorname{tr} D`, and the iteration
+In long rows, most of this is not needed: there is an explicit map M that nearly inverts the log-odds of inclusion, with
+an error of the order of the inverse square of :math:`\operatorname{tr} D`. The iteration
 
 .. math:: \theta_m = M(a_m), \quad a_{m+1} = a_m + \operatorname{logit} \pi - \operatorname{logit} \pi(\theta_m)
 
-gains as much with every step; for other families M is the identity. Its derivative is a preconditioner of C.
+reduces the error by the same factor in every step. For other families M is the identity. The derivative of M is a
+preconditioner of C.
 
 The same holds for other families of designs whose Jacobian C of the inclusion probabilities is such a Laplacian, with
-another scale in the place of the log-odds, and D its slope. Where the size may be anything in a range, C belongs to no
-constant: all of this holds without the projections that take constants off.
+another scale in place of the log-odds, and D its slope. If the size may vary in a range, no constants have eigenvalue
+0, and all of this holds without the projections that remove constants.
 
-Most rows of a range need nothing but the iteration, with an M that knows the mean and the variance of the size. The
-others take Newton's method.
+Most rows with a range need only the iteration, with an M that knows the mean and the variance of the size. The others
+use Newton's method.
 """
 
 from collections.abc import Callable
@@ -43,26 +45,26 @@ from .conditional_poisson import (
 )
 from .size_range import SizeRange
 
-ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
-LONGEST = 32  # units of rows whose covariance is made: O(n^3) time
-MOST_SHIFT = 60.0  # of the logits, by which a guess makes up for the sizes that are left out
+ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, at which rounding ends the progress
+LONGEST = 32  # units of rows whose covariance is computed: O(n^3) time
+MOST_SHIFT = 60.0  # largest shift of the logits with which a guess compensates for the excluded sizes
 SHIFT_STEPS = 22  # bisections, to about 3e-5
-FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
-NEARLY = 10.0  # times the goal: an error that rounding may leave to an iteration
-FAST_IN_RANGE = 0.3  # the same where a step of Newton's method costs as much as some ten of the iteration's
-MARGIN = 100.0  # by which a predicted error has to be small enough
+FAST = 0.1  # error factor per step; a fixed-point iteration slower than this gives way to Newton's method
+NEARLY = 10.0  # times the goal: an error that rounding may leave in an iteration
+FAST_IN_RANGE = 0.3  # the same if a Newton step costs as much as about ten steps of the iteration
+MARGIN = 100.0  # factor by which a predicted error must be small enough
 MAX_STEPS = 100
 MAX_HALVINGS = 30
 MAX_CG_STEPS = 2000
-NO_SUM = 1e3  # times the accuracy and the size of the terms: a sum below it is rounding
-SMALL = 1e-3  # part of the weight of a row: a unit that few others depend on
-NEGLIGIBLE = 1e-20  # part of it without which nothing changes in the others
-CG_FORCING = 1e-4  # accuracy of a Newton step, which is what the error falls by near the solution
-RELIABLE_SHIFT = 8.0  # by which the log-odds of a unit and of its inclusion differ where all numbers have their digits
+NO_SUM = 1e3  # times the accuracy and the size of the terms: a sum below this is rounding
+SMALL = 1e-3  # part of the weight of a row: a unit below it hardly affects the others
+NEGLIGIBLE = 1e-20  # part of it below which a unit does not affect the others at all
+CG_FORCING = 1e-4  # accuracy of a Newton step, and thus the factor by which the error falls near the solution
+RELIABLE_SHIFT = 8.0  # largest difference of a unit's log-odds from those of its inclusion at which no digits are lost
 
 
 def centred(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Takes a constant off the interior so that the (weighted) sum is 0; zero elsewhere."""
+    """Subtracts a constant from the interior so that the (weighted) sum is 0; zero elsewhere."""
     weight = interior.double() if weight is None else weight
     x = x.masked_fill(~interior, 0.0)
     mean = (weight * x).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
@@ -70,27 +72,27 @@ def centred(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor
 
 
 def without_mean(b: Tensor, interior: Tensor, goal: float) -> Tensor:
-    """Takes the mean off b, 0 outside of the interior, unless its sum is rounding.
+    """Subtracts the mean of b, which is 0 outside the interior, unless its sum is only rounding.
 
-    It is that for the gradient of something that no constant changes. To a unit of small probability, by which the
-    solution of a system divides, such a mean may be more than all that it has.
+    The sum is rounding for the gradient of a function that no constant changes. For a unit of small probability, by
+    which the solution of a system divides, such a mean may exceed its own entry.
     """
     has_sum = b.sum(-1, keepdim=True).abs() > NO_SUM * goal * b.abs().sum(-1, keepdim=True)
     return torch.where(has_sum, centred(b, interior), b)
 
 
 class Family(NamedTuple):
-    """Designs with one parameter per unit, by what the solution needs to know about them."""
+    """Designs with one parameter per unit, and what the solution needs to know about them."""
 
-    name: str  # by which graphs call them
+    name: str  # used by graphs to refer to the family
     mean: Callable[[Tensor, Any], Tensor]  # inclusion probabilities at (logits, k)
     scores: Callable[[Tensor, Any], Tensor]  # these on a scale on which they are nearly linear in the logits
     from_log_odds: Callable[[Tensor], Tensor]  # to that scale
-    slope: Callable[[Tensor], Tensor]  # derivative of a probability by its score
-    guess: Callable[[Tensor], Tensor] = lambda scores: scores  # about the logits of these scores
-    factors: Callable[..., Factors] | None = None  # the covariance, of (logits, k, scores)
+    slope: Callable[[Tensor], Tensor]  # derivative of a probability with respect to its score
+    guess: Callable[[Tensor], Tensor] = lambda scores: scores  # approximate logits for these scores
+    factors: Callable[..., Factors] | None = None  # the covariance, a function of (logits, k, scores)
     goal: float = 1e-14  # error of the scores, relative to the largest logit
-    centre: Callable[..., Tensor] = centred  # takes off what C takes to 0
+    centre: Callable[..., Tensor] = centred  # removes the null space of C
 
 
 def _logistic_slope(log_odds: Tensor) -> Tensor:
@@ -98,10 +100,10 @@ def _logistic_slope(log_odds: Tensor) -> Tensor:
 
 
 def _without_correlation(log_odds: Tensor) -> Tensor:
-    r"""About the logits whose log-odds of inclusion are these.
+    r"""Approximate logits for given log-odds of inclusion.
 
-    Given its own value the count of the others is nearly normal, which adds :math:`(2 p_i - 1) / 2 d_i` to the log-odds
-    of a unit, with d_i the variance of the others' count. A quarter more keeps it bounded.
+    Given its own value, the count of the others is nearly normal, which adds :math:`(2 p_i - 1) / 2 d_i` to the
+    log-odds of a unit, with d_i the variance of the others' count. Adding a quarter to d_i keeps this bounded.
     """
     p, q = torch.sigmoid(log_odds), torch.sigmoid(-log_odds)
     variance = p * q
@@ -122,13 +124,13 @@ FAMILIES = {CONDITIONAL_POISSON.name: CONDITIONAL_POISSON}
 
 
 def register_family(family: Family) -> Family:
-    """Lets :func:`solve_logits` and the graphs that hold it find these designs."""
+    """Makes a family known to :func:`solve_logits` and to the graphs that contain it."""
     FAMILIES[family.name] = family
     return family
 
 
 def interior_of(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Zero elsewhere; constants stay, which C does not take to 0 where the size varies."""
+    """Zero outside the interior; constants stay, because they are not in the null space of C if the size varies."""
     return x.masked_fill(~interior, 0.0)
 
 
@@ -143,7 +145,7 @@ def _products(logits: Tensor, k: Size, family: Family) -> tuple[Tensor, Callable
 
 
 def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
-    """Logits ``(*batch, n)`` whose inclusion probabilities have the log-odds ``target``; as infinite where these are.
+    """Logits ``(*batch, n)`` whose inclusion probabilities have the log-odds ``target``; infinite where these are.
 
     Raises:
         RuntimeError: If the iteration does not converge.
@@ -162,7 +164,7 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
             new_r, new_error = residual(new_logits)
             fixed_point = bool(((new_error <= FAST * error) | (error <= family.goal)).all())
             if fixed_point:
-                left = new_error * (new_error / error) * MARGIN  # by the next step, which gains as much again
+                left = new_error * (new_error / error) * MARGIN  # after the next step, which gains as much again
                 aim, logits, r, error = aim + r, new_logits, new_r, new_error
                 if (left <= family.goal).all():
                     logits, error = family.guess(aim + r), left
@@ -177,7 +179,7 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
                 break
             step = torch.where(worse[..., None], step / 2, step)
         if family.factors is not None and (worse & (error > max(ACCEPTED, family.goal))).any():
-            family = family._replace(factors=None)  # which may have lost the digits that a step needs
+            family = family._replace(factors=None)  # they may have lost digits that a step needs
             continue
         if worse.all():
             break
@@ -189,16 +191,16 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
 
 
 def _residual(target: Tensor, k: Size, family: Family, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """What the scores lack to the target, and the largest of it in each row, relative to the largest logit."""
+    """The distance of the scores from the target, and its largest entry in each row, relative to the largest logit."""
     interior = target.isfinite()
     r = (target - family.scores(logits, k)).masked_fill(~interior, 0.0)
     return r, r.abs().amax(-1) / (1 + logits.masked_fill(~interior, 0.0).abs().amax(-1))
 
 
 def iterate_in_range(target: Tensor, sizes: SizeRange, family: Family) -> tuple[Tensor, Tensor]:
-    """Logits ``(rows, n)`` of laws of several sizes by the iteration alone, and which rows have to be solved otherwise.
+    """Logits ``(rows, n)`` of laws of several sizes from the iteration alone, and the rows that need another method.
 
-    Each row goes on for as long as it gains enough.
+    Each row is iterated for as long as it gains enough.
     """
     residual, guess = partial(_residual, target, sizes, family), guess_in_range(target, sizes)
     aim = target
@@ -217,14 +219,14 @@ def iterate_in_range(target: Tensor, sizes: SizeRange, family: Family) -> tuple[
 
 
 def guess_in_range(log_odds: Tensor, sizes: SizeRange) -> Callable[[Tensor], Tensor]:
-    r"""About the logits whose log-odds of inclusion are those given to the result, for such as are near ``log_odds``.
+    r"""A map from log-odds of inclusion to approximate logits, for log-odds near ``log_odds``.
 
-    At ``log_odds`` themselves these are shifted in common, so that the size has the mean that they give to independent
-    units. The shift changes the probabilities of the sizes by :math:`e^{cs}`: c is the root of their mean, found by
-    bisection to a few digits, as it is to begin with only. From there on C is taken for
+    At ``log_odds`` themselves, the result is a common shift of these, for which the size has the mean that they give to
+    independent units. The shift changes the probabilities of the sizes by :math:`e^{cs}`. The c with the right mean is
+    found by bisection to a few digits, which is enough for a start. From there on C is approximated by
     :math:`D + (V / S - 1) D 1 1^T D / S`, with V the variance of the size and S the trace of D, that of independent
-    units: its inverse adds :math:`(1 / V - 1 / S) \langle D, r \rangle` to a change r of the log-odds. What a fixed
-    size, of V = 0, adds to them by correlation counts in proportion.
+    units. The inverse adds :math:`(1 / V - 1 / S) \langle D, r \rangle` to a change r of the log-odds. The correction
+    for the correlation at a fixed size, for which V = 0, is applied in proportion.
     """
     p, interior = torch.sigmoid(log_odds), log_odds.isfinite()
     weight, mean = p * torch.sigmoid(-log_odds), p.sum(-1)
@@ -236,7 +238,7 @@ def guess_in_range(log_odds: Tensor, sizes: SizeRange) -> Callable[[Tensor], Ten
         shifted = (law.log() + middle[..., None] * size).softmax(-1)
         less = (shifted * size).sum(-1) < mean
         low, high = torch.where(less, middle, low), torch.where(less, high, middle)
-    tiny = torch.finfo(law.dtype).tiny  # where all units are certain
+    tiny = torch.finfo(law.dtype).tiny  # for rows in which all units are certain
     variance = (shifted * (size - mean[..., None]).square()).sum(-1, keepdim=True).clamp(min=tiny)
     trace = weight.sum(-1, keepdim=True).clamp(min=tiny)
 
@@ -250,9 +252,9 @@ def guess_in_range(log_odds: Tensor, sizes: SizeRange) -> Callable[[Tensor], Ten
 
 
 def solve_system(logits: Tensor, b: Tensor, k: Any, family: Family, tolerance: float, scores: Tensor | None) -> Tensor:
-    """v with C v = b over the finite logits, of mean 0 weighted by D; b sums to 0, but for rounding.
+    """v with C v = b over the finite logits, with mean 0 weighted by D; b sums to 0, up to rounding.
 
-    The factors of C need the scores, None without.
+    The factors of C need the scores; None means to work without them.
     """
     if family.factors is not None and scores is not None and logits.shape[-1] <= MOST_FACTORED:
         v = _solve_factored(logits, b, k, family, tolerance, scores)
@@ -268,7 +270,7 @@ def solve_system(logits: Tensor, b: Tensor, k: Any, family: Family, tolerance: f
 def _solve_factored(
     logits: Tensor, b: Tensor, k: int | Tensor, family: Family, tolerance: float, scores: Tensor
 ) -> Tensor:
-    """:func:`solve_system` by the factors of C, in short rows directly; NaN in rows where they have lost digits."""
+    """:func:`solve_system` by the factors of C, directly in short rows; NaN in rows in which they have lost digits."""
     size = torch.as_tensor(k, device=logits.device).expand(logits.shape[:-1])
     if logits.shape[-1] > LONGEST and covariance_inverse.is_fused(logits):
         rows = (x.reshape(-1, x.shape[-1]) for x in (logits, b))
@@ -278,18 +280,18 @@ def _solve_factored(
     lost = (shift.abs().amax(-1) > RELIABLE_SHIFT)[..., None]
     found, b = cast(Any, family.factors)(logits, size, scores), b.masked_fill(lost, 0.0)
     if logits.shape[-1] > LONGEST:
-        # The diagonal of what C nearly is, but for a matrix of rank one: see the kernel.
+        # The diagonal of the approximation of C without its rank-one part; see the kernel.
         nearly = weight * (1 + weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(b.dtype).tiny))
         v = _conjugate_gradients(found.times, b, nearly, tolerance)
         return centred(v, logits.isfinite(), weight).masked_fill(lost, torch.nan)
     interior, matrix = weight > 0, found.dense()
     root = torch.where(interior, weight, 1.0).sqrt()
-    constant = torch.where(interior, root, 0.0)  # what this matrix of unit diagonal takes to 0
+    constant = torch.where(interior, root, 0.0)  # the null space of this matrix of unit diagonal
     scaled = matrix / (root[..., :, None] * root[..., None, :]) + torch.diag_embed((~interior).double())
     total = weight.sum(-1)[..., None, None].clamp(min=torch.finfo(b.dtype).tiny)
     scaled = scaled + constant[..., :, None] * constant[..., None, :] / total
     v = torch.cholesky_solve((b / root)[..., None], torch.linalg.cholesky_ex(scaled)[0]).squeeze(-1) / root
-    # A sweep of Jacobi's method for units too improbable for a norm to see: no other unit depends on them.
+    # A sweep of Jacobi's method for units too improbable to affect a norm: no other unit depends on them.
     left = b - (matrix @ v[..., None]).squeeze(-1)
     return centred(v + left / root.square(), interior, weight).masked_fill(lost, torch.nan)
 
@@ -301,13 +303,13 @@ def _conjugate_gradients(
     tolerance: float,
     centre: Callable[..., Tensor] = centred,
 ) -> Tensor:
-    """Solves ``product(v) = b`` in the rows of b, preconditioned by ``1 / weight``, v of weighted mean 0.
+    """Solves ``product(v) = b`` in the rows of b, preconditioned by ``1 / weight``, for v of weighted mean 0.
 
-    The sum of b over a row is 0, up to the rounding of terms that may exceed it by far. What rounding leaves there no
-    v can take away: it is left out of b and of the preconditioned residual z.
+    The sum of b over a row is 0, up to the rounding of terms that may be much larger. No v can remove such a remainder,
+    so it is removed from b and from the preconditioned residual z.
 
-    Where units of small weight have a b that is not small, a norm would see nothing but their v: they pass it on to the
-    others before. Those of negligible weight, which no others depend on, have their v afterwards.
+    If units of small weight have large entries of b, a norm would only measure their v, so these units pass their
+    entries on to the others beforehand. Units of negligible weight, which no others depend on, get their v afterwards.
     """
     interior, total = weight > 0, weight.sum(-1, keepdim=True)
     common, inverse = weight > NEGLIGIBLE * total, torch.where(interior, 1 / weight, 0.0)
@@ -324,7 +326,7 @@ def _conjugate_gradients(
         r = weight * centre(inverse * (b - product(v)), interior, weight)
     z = preconditioned(r)
     d, rz = z, (r * z).sum(-1, keepdim=True)
-    # What is passed on may be nothing but rounding: no goal is to be relative to that.
+    # What is passed on may be only rounding, so no goal may be relative to it.
     goal = tolerance**2 * torch.where(passed_on, torch.maximum(rz, of_others), rz)
     wanted = b.isfinite().all(-1, keepdim=True)
     for _ in range(MAX_CG_STEPS):

@@ -1,7 +1,7 @@
-"""What the methods of one design have in common, made at the first call that needs it and kept for the others.
+"""Intermediate values that the methods of one design share, computed at the first call that needs them.
 
-Kept are numbers without a gradient, never a graph of autograd: a backward pass frees nothing that is kept, and what is
-made under ``torch.no_grad`` serves calls that are differentiated as well.
+Only numbers without a gradient are kept, never a graph of autograd: a backward pass frees nothing that is kept, and
+values computed under ``torch.no_grad`` also serve calls that are differentiated.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,34 +18,34 @@ R = TypeVar("R")
 
 
 class Kept:
-    """The latest result of each of some functions.
+    """The latest result of each of several functions.
 
-    It is used again for arguments that are equal, entry by entry, to those that it was made of. So whatever changes a
-    parameter, an optimizer or an assignment to its ``data``, gets what belongs to the new contents; and a copy of this
-    object that comes to another design does no harm.
+    A result is used again for arguments that are equal, entry by entry, to those that it was computed from. So after
+    any change of a parameter, by an optimizer or by an assignment to its ``data``, results belong to the new contents;
+    and sharing this object with another design is harmless.
 
-    Results are kept on a CPU only, where to compare costs next to nothing; and only of code that runs now, as a tracer
-    or a transform of torch.func is not to see the numbers of other calls.
+    Results are kept only on a CPU, where comparing is almost free, and only in eager code: a tracer or a transform of
+    torch.func must not see the numbers of other calls.
     """
 
     def __init__(self) -> None:
         self._results: dict[Callable[..., Any], tuple[tuple[Any, ...], bool, Any]] = {}
 
     def result(self, make: Callable[..., R], *args: Any) -> R:
-        """``make(*args)`` of tensors and constants, without gradient; not to be written into."""
+        """``make(*args)`` for tensors and constants, without gradient; must not be written to."""
         args_now = tuple(x.detach() if isinstance(x, Tensor) else x for x in args)
         if not runs_on_cpu(*_tensors(args_now)):
             return _without_grad(make, *args_now)
         return self.of_plain(make, *args_now)
 
     def of_plain(self, make: Callable[..., R], *args: Any) -> R:
-        """:meth:`result` of tensors for which :func:`runs_on_cpu` holds, none of which has a derivative."""
+        """Like :meth:`result`, for tensors for which :func:`runs_on_cpu` holds and of which none has a derivative."""
         found = self._results.get(make)
         if found is not None:
             args_then, inference, result = found
             if inference == torch.is_inference_mode_enabled() and all(map(_equal, args, args_then)):
                 return result
-        self._results.pop(make, None)  # rather than two of them in memory
+        self._results.pop(make, None)  # so that there are not two of them in memory
         result = _without_grad(make, *args)
         copies = tuple(x.detach().clone() if isinstance(x, Tensor) else x for x in args)
         self._results[make] = copies, torch.is_inference_mode_enabled(), result
@@ -53,11 +53,11 @@ class Kept:
 
 
 class Snapshot:
-    """What some tensors and numbers are now, to find out later whether they still are.
+    """The state of some tensors and numbers, to find out later whether they have changed.
 
     On a CPU entries are compared, so that every change is seen, by an optimizer or by an assignment to ``data``.
-    Elsewhere that would mean to wait for the device: there the address and torch's count of writes are compared, which
-    misses writes into ``data`` alone.
+    Elsewhere this would have to wait for the device, so the address and torch's count of writes are compared, which
+    misses only writes into ``data``.
     """
 
     __slots__ = ("_inference", "_states")
@@ -67,7 +67,7 @@ class Snapshot:
         self._inference = torch.is_inference_mode_enabled()
 
     def holds(self, values: Iterable[Any]) -> bool:
-        """Whether these are the values of the snapshot, unchanged and with the same need of a gradient."""
+        """Whether these are the values of the snapshot, unchanged and with the same ``requires_grad``."""
         return self._inference == torch.is_inference_mode_enabled() and all(map(_is_unchanged, values, self._states))
 
 
@@ -92,7 +92,7 @@ def _copy(value: Any) -> Tensor | None:
 
 
 def _without_repeats(x: Tensor) -> Tensor:
-    """Without what ``expand`` has repeated, which a copy would write out."""
+    """The tensor without the repetitions of ``expand``, which a copy would write out."""
     x = x.detach()
     for dim, stride in enumerate(x.stride()):
         if stride == 0 and x.shape[dim] > 1:
@@ -101,7 +101,7 @@ def _without_repeats(x: Tensor) -> Tensor:
 
 
 def kept_if_constant(kept: Kept | None, make: Callable[..., R], *args: Any) -> R:
-    """``make(*args)``: kept where no derivative is asked for, else made anew in differentiable operations."""
+    """``make(*args)``: kept if no derivative is needed, otherwise computed again in differentiable operations."""
     recorded, tensors = torch.is_grad_enabled(), _tensors(args)
     if kept is None or not runs_on_cpu(*tensors) or any(has_derivative(x, recorded) for x in tensors):
         return make(*args)

@@ -1,25 +1,25 @@
-r"""Order sampling: the k units of smallest :math:`R_i = E_i - \vartheta_i`, E independent noise of a given law.
+r"""Order sampling: the k units of smallest :math:`R_i = E_i - \vartheta_i`, for independent noise E of a given law.
 
 With F and f the distribution function and density of the noise, :math:`F_i = F(s + \vartheta_i)` and :math:`f_i` at a
-time s are those of :math:`R_i`. A set S is drawn if the last of its units is ahead of all others,
+time s are those of :math:`R_i`. A set S is drawn if the last of its units comes before all others,
 
 .. math:: P(S) = \int \prod_{i \in S} F_i \prod_{i \notin S} (1 - F_i) \sum_{j \in S} \frac{f_j}{F_j} \, ds.
 
-At a time s the units that have come are independent, N in number. Given N = k they are a conditional Poisson design,
-whose inclusion probabilities m and P(N = k) come from one product tree. Unit i is drawn if it comes not after the k-th
-of the others; integrated by parts,
+At a time s the N units that have come are independent. Given N = k they are a conditional Poisson design, whose
+inclusion probabilities m and P(N = k) come from one product tree. Unit i is drawn if it does not come after the k-th of
+the others; integration by parts gives
 
 .. math:: \pi_i = \int P(N = k) \Big( F_i \sum_j \frac{f_j}{F_j} m_j + f_i m_i \Big) ds,
 
-all of whose terms are positive, and likewise :math:`1 - \pi_i` with 1 - F and 1 - m in the place of F and m.
+in which all terms are positive, and likewise :math:`1 - \pi_i` with 1 - F and 1 - m in place of F and m.
 
 For smooth noise the rule is the trapezoidal one, which converges exponentially, over a range that is found by trial and
-is a constant to autograd. For a uniform variable the integrand is a polynomial of :math:`t = e^s`, of degree n at most,
-between the times at which one more unit is sure to have come: in short rows Gauss' rule between those times is exact,
-in long ones it is taken on smaller pieces of the range. The sum over the nodes is differentiable to any order.
+is a constant to autograd. For a uniform variable the integrand is a polynomial of :math:`t = e^s`, of degree at most n,
+between the times at which one more unit has certainly come. In short rows Gauss' rule between those times is exact; in
+long ones it is applied to smaller pieces of the range. The sum over the nodes is differentiable to any order.
 
 All functions take positions ``(*batch, n)`` and k, an int or an integer tensor that broadcasts with the batch shape,
-and return float64. A position of ``inf`` includes its unit, ``-inf`` excludes it. Arguments are not checked here.
+and return float64. A position of ``inf`` includes its unit, and ``-inf`` excludes it. Arguments are not checked here.
 
 References:
     [1] Rosén (1997), "On sampling with probability proportional to size", Journal of Statistical Planning and
@@ -51,22 +51,22 @@ from .inverse import solve_logits
 from .inverse_newton import Family, register_family
 from .quadrature import gauss, integration_range, trapezoidal
 
-EXACT_UNITS = 32  # of the longest row in which a uniform variable has a Gauss' rule without error
-MARGIN = 60.0  # further than this from all positions nothing happens
-MAX_ELEMENTS = 2**18  # positions times nodes treated at a time, which bounds the memory
+EXACT_UNITS = 32  # length of the longest row in which Gauss' rule for a uniform variable is exact
+MARGIN = 60.0  # beyond this distance from all positions the integrand vanishes
+MAX_ELEMENTS = 2**18  # positions times nodes processed at a time, which bounds the memory
 FAR = 1000.0  # e^-1000 is 0
-FARTHEST_IN_LOOPS = 2.0**17  # a position for which loops have nodes enough between it and the others
+FARTHEST_IN_LOOPS = 2.0**17  # the largest distance between positions for which loops have enough nodes
 UNDERFLOW = 1e-300
-APART = 1e-10  # kinks between which a rule has nodes that are on the right sides of both
+APART = 1e-10  # kinks at least this far apart have nodes between them
 TINY_LOG_ODDS = -37.0  # of probabilities p with log(1 - p) = -p
 
 
 class _Rows(NamedTuple):
-    """A problem without certain units: these lie at -inf, and k counts the rest."""
+    """A problem without certain units: these are moved to -inf, and k counts the rest."""
 
     theta: Tensor  # (*batch, n)
-    k: Tensor  # (*batch,), between 1 and the number of open units less 1
-    open: Tensor  # (*batch, n), the units whose fate is open; where a row has none, theta = 0 and k = 1
+    k: Tensor  # (*batch,), between 1 and the number of open units minus 1
+    open: Tensor  # (*batch, n), the units whose fate is open; in rows without any, theta = 0 and k = 1
     certain: Tensor  # (*batch, n), the value of the others
 
 
@@ -82,12 +82,12 @@ def _rows(theta: Tensor, k: int | Tensor) -> _Rows:
 
 
 class _Range(NamedTuple):
-    """Where an integrand is something, numbers of the shape of the integrals."""
+    """Where an integrand does not vanish, as numbers of the shape of the integrals."""
 
     low: Tensor
     high: Tensor
-    end: Tensor  # what the integral ends at, where that is a kink, whose derivative matters
-    excess: Tensor | None = None  # length of a gap that is left out, but for FAR of it
+    end: Tensor  # the end of the integral if it is a kink, whose derivative matters
+    excess: Tensor | None = None  # length of a gap that is left out, except for FAR of it
 
 
 def _nodes(
@@ -102,7 +102,7 @@ def _nodes(
 
 
 def log_prob_is_fused(noise: Noise, theta: Tensor) -> bool:
-    """Whether a loop takes the integral of each row, without memory worth mentioning."""
+    """Whether a loop computes the integral of each row, with negligible memory."""
     return order_log_prob.is_fused(theta, theta, theta, noise.name)
 
 
@@ -112,9 +112,9 @@ def inclusion_is_fused(noise: Noise, theta: Tensor) -> bool:
 
 
 def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor, depth: float = EXACT) -> Tensor:
-    """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts an infinite position.
+    """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` if one contradicts an infinite position.
 
-    ``depth`` is that of :mod:`khot.kernels.order_sampling`: how accurate the caller needs it.
+    ``depth`` is the accuracy that the caller needs, as in :mod:`khot.kernels.order_sampling`.
     """
     return _log_prob(theta, _as_tensor(k, theta), value, noise.name, depth)
 
@@ -135,7 +135,7 @@ def _log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float)
 
 
 def _runs_now(theta: Tensor, *tensors: Tensor) -> bool:
-    """Whether loops can take these: numbers on a CPU that nobody transforms, positions not too far from each other."""
+    """Whether loops can take these: untransformed numbers on a CPU, with positions not too far from each other."""
     if not (runs_on_cpu(theta, *tensors) and all(x.numel() for x in (theta, *tensors))):
         return False
     distance = theta.detach().abs()
@@ -150,7 +150,7 @@ def _log_prob_in_torch(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> T
     value = torch.where(void[..., None], first.double(), value.double().where(rows.open, 0.0))
     missing = (1 - value) * (rows.open | void[..., None])
     distance, around = _seen_from_the_peak(law_of, rows, value, missing)
-    # Where the tails are e^z and e^-z they come out of the integral, whose digits they would take.
+    # Tails of the form e^z and e^-z are taken out of the integral, where they would cost digits.
     near = distance.maximum(-around.high[..., None] - FAR).minimum(-around.low[..., None] + FAR)
     beyond = distance - near
     of_tails = (value * beyond.clamp(max=0.0) - missing * beyond.clamp(min=0.0)).sum(-1)
@@ -164,7 +164,7 @@ def _log_prob_in_torch(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> T
         return (value * law.log_cdf + missing * law.log_sf).sum(-1) + rate.log()
 
     s, weight = _nodes(law_of, near, log_integrand, around, slab)
-    if around.excess is not None:  # of a gap in which the integrand is flat
+    if around.excess is not None:  # a gap in which the integrand is flat
         s, weight = (torch.cat((v, w[None])) for v, w in ((s, around.high / 2), (weight, around.excess)))
     log_values = torch.cat([log_integrand(part) for part in s.split(slab)])
     peak = log_values.detach().amax(0)
@@ -179,12 +179,12 @@ def _(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float) -> Tens
 
 
 def _seen_from_the_peak(noise: Noise, rows: _Rows, value: Tensor, missing: Tensor) -> tuple[Tensor, _Range]:
-    """Distances of the positions from one near which the integrand has its peak, and its range.
+    """Distances of the positions from a point near the peak of the integrand, and its range.
 
-    So that positions many scales apart, whose sums with a time would lose all digits, do no harm. Where hazards grow,
-    the integrand falls as soon as all of the set have come, or one of the others. Logistic noise, whose tails are e^z
-    and e^-z, lets it rise as long as fewer than k have come, and fall when it is more; in between it is flat, unless
-    these k are the set, and of a gap wider than FAR the rest is left out.
+    This avoids sums of times with positions that are many scales apart, which would lose all digits. If hazards grow,
+    the integrand falls as soon as all units of the set have come, or one of the others. Logistic noise has tails e^z
+    and e^-z: the integrand rises while fewer than k units have come, falls when more have, and is flat in between,
+    unless these k are the set. If this gap is wider than FAR, the rest of it is left out.
     """
     theta, inside, outside = rows.theta.detach(), value != 0, missing != 0
     last = theta.masked_fill(~inside, torch.inf).amin(-1)
@@ -207,24 +207,24 @@ def _seen_from_the_peak(noise: Noise, rows: _Rows, value: Tensor, missing: Tenso
 
 
 def _around_threshold(theta: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """The k-th largest position and the next, ``(*batch, 1)``."""
+    """The k-th largest position and the next one, ``(*batch, 1)``."""
     ordered, last = theta.detach().sort(-1, descending=True).values, theta.shape[-1] - 1
     return ordered.gather(-1, (k - 1)[..., None]), ordered.gather(-1, k.clamp(max=last)[..., None])
 
 
 def _without_gap(theta: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
-    """Distances from the k-th largest position, if no more than FAR lies between that and the next."""
+    """Distances from the k-th largest position, if at most FAR lies between it and the next one."""
     return torch.where(theta >= inner, theta - inner, theta - outer - (inner - outer).clamp(max=FAR))
 
 
 def _without_far_gaps(theta: Tensor, k: Tensor) -> Tensor:
-    """Positions with the same inclusion probabilities, none much further than FAR from the k-th, which is at 0."""
+    """Positions with the same inclusion probabilities, none much farther than FAR from the k-th, which is at 0."""
     inner, outer = _around_threshold(theta, k)
     return _without_gap(theta, inner, outer).clamp(-2 * FAR, FAR)
 
 
 def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
-    """P(i in S) and P(i not in S) of the open units, each to its own relative accuracy."""
+    """P(i in S) and P(i not in S) of the open units, each with its own relative accuracy."""
     rows = rows._replace(theta=_without_far_gaps(rows.theta, rows.k))
     included, out = _inclusion_integrals(noise, rows)
     if noise.smooth or not has_derivative(rows.theta, torch.is_grad_enabled()):
@@ -232,13 +232,14 @@ def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     apart = _apart(rows.theta)
     if can_look(apart) and torch.equal(apart, rows.theta):
         return included, out
-    # The integrand jumps where a unit is sure to have come: which of two units does it is known only if one is first.
+    # The integrand jumps where a unit has certainly come. Which of two units causes a jump is known only if one is
+    # first.
     like_included, like_out = _inclusion_integrals(noise, rows._replace(theta=apart))
     return with_derivatives_of(included.detach(), like_included), with_derivatives_of(out.detach(), like_out)
 
 
 def _apart(theta: Tensor) -> Tensor:
-    """Positions no two of which are nearer to each other than ``APART``."""
+    """Positions, moved so that no two of them are closer than ``APART``."""
     ordered, index = theta.detach().sort(-1)
     steps = APART * torch.arange(theta.shape[-1], dtype=theta.dtype, device=theta.device)
     moves = (ordered - steps).cummax(-1).values - (ordered - steps)
@@ -251,7 +252,7 @@ def _inclusion_integrals(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     tilt = solve_threshold(fixed, k)
 
     def log_bound(s: Tensor) -> Tensor:
-        """Chernoff's bound of P(N = k), which decays where the integrand does and has one peak."""
+        """Chernoff's bound of P(N = k), which decays where the integrand does and has a single peak."""
         law, log_odds = _law_at(noise, s, fixed)
         t = s + tilt if noise.shifts_log_odds else solve_threshold(log_odds, k)
         return (law.log_sf - F.logsigmoid(t[..., None] - log_odds)).sum(-1) + k * t
@@ -274,7 +275,7 @@ def _inclusion_integrals(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
 
 
 def _law_at(noise: Noise, s: Tensor, theta: Tensor) -> tuple[Law, Tensor]:
-    """The law of the noise at ``s + theta``, and the log-odds of having come by the time s."""
+    """The law of the noise at ``s + theta``, and the log-odds of having come by time s."""
     law = noise.law(s[..., None] + theta)
     if not noise.shifts_log_odds:
         law = law._replace(log_sf=law.log_sf.clamp(min=-SURE))
@@ -282,7 +283,7 @@ def _law_at(noise: Noise, s: Tensor, theta: Tensor) -> tuple[Law, Tensor]:
 
 
 def _inclusion_range(noise: Noise, rows: _Rows) -> _Range:
-    """From where the first unit comes to where more than k are sure to have come."""
+    """From where the first unit comes to where more than k have certainly come."""
     theta, k, fixed = rows.theta, rows.k, rows.theta.detach()
     last = k[..., None].clamp(max=theta.shape[-1] - 1)
     end = (-theta).sort(-1).values.gather(-1, last).squeeze(-1) + noise.reach
@@ -293,9 +294,9 @@ def _inclusion_range(noise: Noise, rows: _Rows) -> _Range:
 
 
 def _count_of_shifts(theta: Tensor, k: Tensor, tilt: Tensor) -> Callable[[Tensor, Law], tuple[Tensor, Tensor]]:
-    """:func:`count_law` at all times for noise that shifts the log-odds: from one at the time ``-tilt``.
+    """:func:`count_law` at all times, from one at the time ``-tilt``, for noise that shifts the log-odds.
 
-    Given N = k there is one conditional Poisson design for all times, that of the time at which N = k is expected.
+    Given N = k, the conditional Poisson design is the same at all times: that of the time at which k are expected.
     """
     z = theta - tilt[..., None]
     at_tilt, log_odds = count_law(z, k)
@@ -310,7 +311,7 @@ def _count_of_shifts(theta: Tensor, k: Tensor, tilt: Tensor) -> Callable[[Tensor
 
 
 def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor, depth: float = EXACT) -> Tensor:
-    """P(i in S) of every unit, ``(*batch, n)``, to about 1e-12, or to e^-depth where less is asked for."""
+    """P(i in S) of every unit, ``(*batch, n)``, to about 1e-12, or to e^-depth if less is required."""
     return _inclusion_probabilities(theta, _as_tensor(k, theta), noise.name, depth)
 
 
@@ -339,13 +340,13 @@ def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor, log_odds: Tens
 
 
 def _log_exponential_quantile(log_odds: Tensor) -> Tensor:
-    """log(-log(1 - p)) from the log-odds of p, next to which it is log p for small p."""
+    """log(-log(1 - p)) from the log-odds of p; for small p this is log p."""
     inner = log_odds.clamp(min=TINY_LOG_ODDS)
     return torch.log(-F.logsigmoid(-inner)) + (log_odds - inner)
 
 
 def _family(noise: Noise, quantile: Callable[[Tensor], Tensor]) -> Family:
-    """Scores are the z with F(z) = P(i in S), which are nearly linear in the positions; infinite for certain units."""
+    """Scores are the z with F(z) = P(i in S), nearly linear in the positions; infinite for certain units."""
 
     def scores(theta: Tensor, k: int | Tensor) -> Tensor:
         rows = _rows(theta, k)

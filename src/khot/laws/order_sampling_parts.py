@@ -1,16 +1,16 @@
-r"""The integrals of :mod:`khot.laws.order_sampling` where each process holds a part of the units of a row.
+r"""The integrals of :mod:`khot.laws.order_sampling` for sharded rows, of which each process holds some units.
 
-An integrand at a time s is made of sums over the units, so that each process looks at its own, and one collective adds
-up what they find at all nodes of a rule. The range of an integral is found from such sums too, a few collectives of ten
-numbers a row. Nobody needs the positions of others, nor their order: where the units are seen from is the t with
-:math:`\sum_i \sigma(\vartheta_i - t) = k`, a root found by sums.
+An integrand at a time s consists of sums over the units, so each process evaluates its own units, and one collective
+adds up the results at all nodes of a rule. The range of an integral is found from such sums too, by a few collectives
+of ten numbers per row. No process needs the positions of the others, nor their order: the units are seen from the t
+with :math:`\sum_i \sigma(\vartheta_i - t) = k`, a root found from sums.
 
-The units that have come by a time, given that they are k, are a conditional Poisson design, of which
-:mod:`.conditional_poisson_parts` says what sums tell.
+The units that have come by a time, given that there are k of them, are a conditional Poisson design;
+:mod:`.conditional_poisson_parts` computes its results from sums.
 
-All functions take the positions ``(*batch, m)`` of the units that are here, which may be none, k, an integer tensor of
-the batch shape, and who has the other units. Processes make the same collectives, whatever they have. Results are
-float64, and differentiable to any order.
+All functions take the positions ``(*batch, m)`` of the local units, of which there may be none, k, an integer tensor of
+the batch shape, and the processes that have the other units. All processes make the same collectives, whatever they
+hold. Results are float64 and differentiable to any order.
 """
 
 import math
@@ -29,18 +29,18 @@ from .conditional_poisson_parts import Count, Units, centre, count_given, larges
 from .order_sampling import FAR, MARGIN, MAX_ELEMENTS, UNDERFLOW
 from .quadrature import integration_range, trapezoidal
 
-AT_ONCE = 2**30  # nodes: the work is cut below, in the same way on all processes
+AT_ONCE = 2**30  # nodes, so that no rule is split here: the work is split below, in the same way on all processes
 
 
 def _sums_at(
     terms: Callable[[Tensor], tuple[Tensor, Tensor]], units: int, shards: Shards
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Two sums over all units at times ``(nodes, ...)``, differentiable, by one collective.
+    """Two sums over all units at times ``(nodes, ...)``, differentiable, from one collective.
 
     Args:
-        terms: Those of the units that are here, already added up.
-        units: How many numbers there are here at a time, which are made for some nodes after another.
-        shards: Who holds the others.
+        terms: Computes the sums over the local units.
+        units: How many numbers there are per time on this process; nodes are processed in slabs accordingly.
+        shards: The processes that have the others.
     """
     slab = max(1, MAX_ELEMENTS // max(1, units))
 
@@ -53,19 +53,19 @@ def _sums_at(
 
 
 class _View(NamedTuple):
-    """Positions seen from a place near which the integrand has its peak, see :func:`_seen_from_the_peak`."""
+    """Positions seen from a point near the peak of the integrand, see :func:`_seen_from_the_peak`."""
 
     distance: Tensor  # (*sample, *batch, m)
     low: Tensor  # (*sample, *batch)
     high: Tensor
-    gap: Tensor  # length of what is left out, where the integrand is flat
+    gap: Tensor  # length of the part that is left out, where the integrand is flat
 
 
 def log_prob(noise: Noise, theta: Tensor, k: Tensor, value: Tensor, t: Tensor | None, shards: Shards) -> Tensor:
-    """Log-probability of k-hot values ``(*sample, *batch, m)``; ``-inf`` where one contradicts an infinite position.
+    """Log-probability of k-hot values ``(*sample, *batch, m)``; ``-inf`` if one contradicts an infinite position.
 
-    For smooth noise, if it is logistic with t, the positions' :func:`~.conditional_poisson_parts.open_centre`;
-    differentiable in the positions and the values.
+    For smooth noise. Logistic noise needs t, the :func:`~.conditional_poisson_parts.open_centre` of the positions.
+    Differentiable in the positions and the values.
     """
     theta, value = theta.double(), value.double()
     units = units_of(theta, k, shards)
@@ -76,7 +76,7 @@ def log_prob(noise: Noise, theta: Tensor, k: Tensor, value: Tensor, t: Tensor | 
     value = value * (units.open & ~void[..., None])
     view = _seen_from_the_peak(units, value, missing, t, shards)
     near = view.distance.maximum(-view.high[..., None] - FAR).minimum(-view.low[..., None] + FAR)
-    beyond = view.distance - near  # where the tails are e^z and e^-z, which come out of the integral
+    beyond = view.distance - near  # tails of the form e^z and e^-z, which are taken out of the integral
     tails = value * beyond.clamp(max=0.0) - missing * beyond.clamp(min=0.0)
     late = value * (view.distance < 0)
     (of_tails,) = sum_of_parts(shards, (tails - late * view.gap[..., None]).sum(-1))
@@ -93,7 +93,7 @@ def log_prob(noise: Noise, theta: Tensor, k: Tensor, value: Tensor, t: Tensor | 
 
     low, high = integration_range(log_integrand, view.low, view.high, AT_ONCE, 1)
     s, weight = trapezoidal(low, high)
-    s, weight = torch.cat((s, view.high[None] / 2)), torch.cat((weight, view.gap[None]))  # and what is flat
+    s, weight = torch.cat((s, view.high[None] / 2)), torch.cat((weight, view.gap[None]))  # and the flat part
     log_values = log_integrand(s)
     peak = log_values.detach().amax(0)
     log_probability = ((log_values - peak).exp() * weight).sum(0).log() + peak + of_tails
@@ -101,9 +101,9 @@ def log_prob(noise: Noise, theta: Tensor, k: Tensor, value: Tensor, t: Tensor | 
 
 
 def _seen_from_the_peak(units: Units, value: Tensor, missing: Tensor, t: Tensor | None, shards: Shards) -> _View:
-    """As in :mod:`khot.laws.order_sampling`, by what sums and maxima tell of the k-th largest position and the next.
+    """As in :mod:`khot.laws.order_sampling`, with the k-th largest position and the next one from sums and maxima.
 
-    Between these two lies the centre t, if they are far apart; else both are near t, from which all is seen.
+    If these two are far apart, the centre t lies between them; otherwise both are near t, from which all is seen.
     """
     theta, inside, outside = units.theta.detach(), value != 0, missing != 0
     last, best = largest_of_parts(
@@ -127,16 +127,16 @@ def _seen_from_the_peak(units: Units, value: Tensor, missing: Tensor, t: Tensor 
     from_inner, from_outer = units.theta - inner[..., None], units.theta - outer[..., None]
     near = torch.where(theta >= inner[..., None], from_inner, from_outer - gap[..., None].clamp(max=FAR))
     away = torch.where(inside | outside, near, 0.0).clamp(-largest, largest)
-    flat = last < inner  # another set than that of the k largest
+    flat = last < inner  # a set other than that of the k largest
     high = torch.where(flat, gap.clamp(max=FAR), 0.0) + margin
     excess = torch.where(flat, (gap - FAR).clamp(min=0.0), 0.0)
     return _View(away, torch.full_like(high, -margin), high, excess)
 
 
 def inclusion_probabilities(noise: Noise, theta: Tensor, k: Tensor, t: Tensor, shards: Shards) -> Tensor:
-    """P(i in S) of the units that are here ``(*batch, m)``, for smooth noise, seen from their centre t.
+    """P(i in S) of the local units ``(*batch, m)``, for smooth noise, seen from their centre t.
 
-    Where :func:`~.conditional_poisson_parts.has_spread` holds.
+    Valid if :func:`~.conditional_poisson_parts.has_spread` holds.
     """
     units = units_of(theta.double(), k, shards)
     distance = units.theta - t[..., None]
@@ -145,13 +145,13 @@ def inclusion_probabilities(noise: Noise, theta: Tensor, k: Tensor, t: Tensor, s
     first, last = largest_of_parts(
         shards, fixed.masked_fill(~units.open, -torch.inf), (-fixed).masked_fill(~units.open, -torch.inf)
     )
-    # All but k of the units have come for certain at `end`: one of those further back is less than log 20 n behind.
+    # At `end` all but k of the units have certainly come: the next one is less than log 20 n behind.
     end = math.log(20 * shards.n) + noise.reach
     low = torch.where(units.has_choice, -first - MARGIN, -MARGIN)
     high = torch.where(units.has_choice, (last + MARGIN).clamp(max=end), MARGIN)
     low, high = integration_range(_log_bound(noise, fixed, units.k, shards), low, high, AT_ONCE, 1)
     s, weight = trapezoidal(low, high)
-    slab = max(1, 4 * MAX_ELEMENTS // max(1, max(shards.lengths) * units.k.numel()))  # nodes at a time, as all take
+    slab = max(1, 4 * MAX_ELEMENTS // max(1, max(shards.lengths) * units.k.numel()))  # nodes, equal on all processes
     count = count_given(x, units.k, shards) if noise.shifts_log_odds else None
     parts = [
         _integral(noise, x, units.k, count, *part, shards)
@@ -168,14 +168,14 @@ def _law_at(noise: Noise, s: Tensor, x: Tensor) -> Law:
 
 
 def _shift_at(noise: Noise, s: Tensor, law: Law, k: Tensor, shards: Shards) -> Tensor:
-    """The t by which to lower the log-odds at times s, so that k units are expected to have come."""
+    """The t to subtract from the log-odds at times s, so that k units are expected to have come."""
     if noise.shifts_log_odds:
         return s
     return centre((law.log_cdf - law.log_sf).detach(), k, shards)
 
 
 def _log_bound(noise: Noise, x: Tensor, k: Tensor, shards: Shards) -> Callable[[Tensor], Tensor]:
-    """Chernoff's bound of P(N = k), which decays where the integrand does and has one peak."""
+    """Chernoff's bound of P(N = k), which decays where the integrand does and has a single peak."""
 
     def log_bound(s: Tensor) -> Tensor:
         law = _law_at(noise, s, x)
@@ -190,7 +190,7 @@ def _log_bound(noise: Noise, x: Tensor, k: Tensor, shards: Shards) -> Callable[[
 def _integral(
     noise: Noise, x: Tensor, k: Tensor, count: Count | None, s: Tensor, weight: Tensor, shards: Shards
 ) -> tuple[Tensor, Tensor]:
-    """What some nodes contribute to P(i in S) and to P(i not in S)."""
+    """The contribution of some nodes to P(i in S) and to P(i not in S)."""
     law = _law_at(noise, s, x)
     shift = _shift_at(noise, s, law, k, shards)
     z = x if noise.shifts_log_odds else law.log_cdf - law.log_sf - shift[..., None]

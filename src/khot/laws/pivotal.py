@@ -1,17 +1,17 @@
-r"""The pivotal method: duels between units that keep every inclusion probability, in random or in given order.
+r"""The pivotal method: duels between units that preserve inclusion probabilities, in random or in given order.
 
-In the given order unit i duels the carrier, the one unit before it that is still undecided. With V the cumulative sum
-of the probabilities, the carrier's probability before duel i is r_{i-1}, the fractional part of V_{i-1}, whoever it is.
-A duel that takes V across an integer chooses one of the two, any other excludes one:
+In the given order unit i duels the carrier, the one earlier unit that is still undecided. With V the cumulative sum of
+the probabilities, the carrier's probability before duel i is r_{i-1}, the fractional part of V_{i-1}, whichever unit it
+is. A duel in which V crosses an integer chooses one of the two; any other duel excludes one:
 
     no crossing   i takes the seat with weight pi_i,     the carrier keeps it with weight r_{i-1};     total r_i
     crossing      i takes the seat with weight 1 - pi_i, the carrier keeps it with weight 1 - r_{i-1}; total 1 - r_i
 
-Hence the closed forms below. Up to duel i as many units are chosen as there were crossings, so the carrier's own x
-after it is s_i = (x_1 + ... + x_i) - crossings_i, and x determines the path of s. Summed over who sits there, the
-probability of x is a product over the duels: P(i takes the seat) where s changes, P(the carrier keeps it) where s stays
-at 1 without or at 0 with a crossing, 1 elsewhere. As P(s_i = 1) = r_i, s is a Markov chain with two states; its
-transitions give the entropy and the probabilities of pairs.
+This gives the closed forms below. Up to duel i as many units are chosen as there were crossings, so the carrier's own x
+after the duel is s_i = (x_1 + ... + x_i) - crossings_i, and x determines the path of s. Summed over all possible
+carriers, the probability of x is a product over the duels: P(i takes the seat) where s changes, P(the carrier keeps it)
+where s stays at 1 without or at 0 with a crossing, 1 elsewhere. As P(s_i = 1) = r_i, s is a Markov chain with two
+states; its transitions give the entropy and the probabilities of pairs.
 
 Probabilities are ``(..., n)``, k is an integer tensor of the batch shape; results are float64. Arguments are not
 checked here. Functions that are called with the same probabilities, k and ``kept`` share the duels.
@@ -36,19 +36,19 @@ from khot.kernels.random_numbers.philox import draw_seed, first_place
 
 from .kept import Kept, kept_if_constant
 
-KEPT_UNITS = 2**17  # of more, balanced probabilities, and a copy to see whether they change, are too much memory
+KEPT_UNITS = 2**17  # beyond this, balanced probabilities and a copy to detect changes take too much memory
 
 
 class Duels(NamedTuple):
-    """The duels in given order; tensors of the shape of ``probs``, bool, or float64 where not said otherwise."""
+    """The duels in given order; tensors of the shape of ``probs``, bool, or float64 unless stated otherwise."""
 
-    certain: Tensor  # bool: units of probability 1; chosen without a duel, below they stand with probability 0
+    certain: Tensor  # bool: units of probability 1; chosen without a duel, they have probability 0 below
     crossing: Tensor  # bool: the duel chooses one of the two, rather than excluding one
     chosen: Tensor  # long: number of crossings up to this one
     before: Tensor  # the carrier's probability before the duel
-    after: Tensor  # and after it
+    after: Tensor  # the carrier's probability after the duel
     take: Tensor  # weight with which the unit takes the seat
-    keep: Tensor  # and with which the carrier keeps it
+    keep: Tensor  # weight with which the carrier keeps it
 
 
 def duels_in_order(probs: Tensor, k: Tensor) -> Duels:
@@ -57,14 +57,14 @@ def duels_in_order(probs: Tensor, k: Tensor) -> Duels:
     certain = probs >= 1
     probs = torch.where(certain, 0, probs)
     k = (k - certain.sum(-1)).unsqueeze(-1)
-    # Where the exact partial sum is an integer, so is the level: what lies across has probability 0, not 1e-16. The
-    # last unit of positive probability takes it to k.
+    # Where the exact partial sum is an integer, so is the level: units beyond it have probability 0, not 1e-16. The
+    # last unit of positive probability takes the level to k.
     level = probs.cumsum(-1)
     integer = level.round()
     hit = ((level - integer).abs() <= torch.finfo(level.dtype).eps * n) & (integer > 0)
     level = level + torch.where(hit, integer - level, 0).detach()
     level = torch.where(level >= level[..., -1:], k, level)
-    # k crossings, at most one per duel, also where rounding would have it otherwise.
+    # There are k crossings, at most one per duel, even if rounding suggests otherwise.
     position = torch.arange(1, n + 1, device=probs.device)
     chosen = position + (level.detach().floor().long() - position).clamp(max=0).cummin(-1).values
     chosen = torch.maximum(torch.minimum(chosen, k), k - n + position)
@@ -72,7 +72,7 @@ def duels_in_order(probs: Tensor, k: Tensor) -> Duels:
     crossing = chosen > pad(chosen[..., :-1], (1, 0))
     after = (level - chosen).clamp(0, 1)
     before = pad(after[..., :-1], (1, 0))
-    take = torch.where(crossing, (1 - probs) * (before > 0), probs)  # with nobody in the seat, the unit is chosen
+    take = torch.where(crossing, (1 - probs) * (before > 0), probs)  # if the seat is empty, the unit is chosen
     keep = torch.where(crossing, 1 - before, before)
     return Duels(certain, crossing, chosen, before, after, take, keep)
 
@@ -102,7 +102,7 @@ def draw_in_random_order(
 
 
 def log_prob_in_order(probs: Tensor, k: Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
-    """Log-probability of k-hot values in the given order; ``-inf``, without gradient, of impossible ones."""
+    """Log-probability of k-hot values in the given order; ``-inf``, without gradient, for impossible ones."""
     duels = kept_if_constant(kept, duels_in_order, probs, k)
     seat = (value.double() - duels.certain.double()).cumsum(-1) - duels.chosen  # s
     changes = seat != pad(seat[..., :-1], (1, 0))
@@ -124,11 +124,11 @@ def pairs_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor
     """E[x_i x_j], ``(..., n, n)``, with the probabilities on the diagonal."""
     duels, probs, n = kept_if_constant(kept, duels_in_order, probs, k), probs.double(), probs.shape[-1]
     # Cov(x_i, x_j) = -Cov(s_i, x_i) * (product of the chain's second eigenvalues over i < m < j) * (1 - that of j).
-    # The eigenvalue of duel m is (1 - r_m) / (1 - r_{m-1}); with a crossing r stands in the place of 1 - r.
+    # The eigenvalue of duel m is (1 - r_m) / (1 - r_{m-1}); with a crossing, r replaces 1 - r.
     before = torch.where(duels.crossing, duels.before, 1 - duels.before)
     after = torch.where(duels.crossing, duels.after, 1 - duels.after)
     divisor = torch.where(before < TINY, 1, before)
-    stays, taken = (weight.minimum(divisor) / divisor for weight in (after, duels.take))  # no more, by rounding
+    stays, taken = (weight.minimum(divisor) / divisor for weight in (after, duels.take))  # at most 1 despite rounding
     later = torch.ones(n, n, dtype=torch.bool, device=probs.device).triu(1)
     eigenvalues = torch.where(later, stays.unsqueeze(-2), 1)
     carried = pad(eigenvalues.cumprod(-1)[..., :-1], (1, 0), value=1.0)
@@ -138,5 +138,5 @@ def pairs_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor
 
 
 def _safe_log(weight: Tensor) -> Tensor:
-    """The logarithm; 0 with a zero derivative where the weight is 0."""
+    """The logarithm; 0 with zero derivative where the weight is 0."""
     return torch.where(weight > 0, weight, 1).log()

@@ -1,7 +1,7 @@
-"""Rules for integrals over the real line, many at a time: the range by trial, then trapezoids or Gauss between kinks.
+"""Rules for many integrals over the real line: the range is found by trial, then trapezoids or Gauss between kinks.
 
-Leading dimension: points of the rule; the others: integrals. The range is a constant to autograd, and so the sum over
-the nodes is differentiable to any order.
+The leading dimension is that of the points of the rule, and the others are those of the integrals. The range is a
+constant to autograd, so the sum over the nodes is differentiable to any order.
 """
 
 from collections.abc import Callable
@@ -13,21 +13,21 @@ from torch import Tensor
 from khot._torch_internals import all_true, is_mapped
 from khot._validation import is_dry_run
 
-DEPTH = 32.0  # e^-32 of its peak is where an integrand ends
+DEPTH = 32.0  # an integrand is cut off at e^-32 of its peak
 EPS = 1e-15  # rounding of its logarithm
 GRID = 10  # points of one trial
-TRIALS = 600  # each narrows the range to a quarter at best
-STEP = 0.3  # of the trapezoidal rule, at most: e^(-pi^2 / STEP) is its error, for poles and zeros at height pi / 2
+TRIALS = 600  # at most; each reduces the range at best to a quarter
+STEP = 0.3  # of the trapezoidal rule, at most; its error is e^(-pi^2 / STEP), for poles and zeros at height pi / 2
 RESOLUTION = 40.0  # nodes in a range that is as narrow as a normal density
 MAX_NODES = 8192
-MAPPED_NODES = 256  # inside a vmap, where the numbers cannot be seen, but whether they are enough
-ROUNDING = 1e-9  # relative to a range, what its ends may be off by
-MANY_KINKS = 30  # from here on they cut a range into pieces that need fewer points
-FINE, COARSE = (8, 12), (6, 40)  # points of Gauss' rule on a piece, and pieces besides those between kinks
+MAPPED_NODES = 256  # inside a vmap, where numbers cannot be read, except whether this is enough
+ROUNDING = 1e-9  # error of the ends of a range, relative to the range
+MANY_KINKS = 30  # from this number on, kinks cut a range into pieces that need fewer points
+FINE, COARSE = (8, 12), (6, 40)  # points of Gauss' rule on a piece, and pieces in addition to those between kinks
 
 
 def _largest(x: Tensor, limit: int, mapped: int) -> int:
-    """An integer not below those in x, up to a limit; it is the largest of them, or inside a vmap one that will do."""
+    """An integer not below those in x, up to a limit: the largest or, inside a vmap, one that is large enough."""
     if is_dry_run(x):
         return mapped
     if is_mapped(x):
@@ -41,9 +41,9 @@ def _largest(x: Tensor, limit: int, mapped: int) -> int:
 def integration_range(
     log_integrand: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, slab: int, passes: int
 ) -> tuple[Tensor, Tensor]:
-    """Where the logarithm of a unimodal integrand is within DEPTH of its peak: narrowed down on grids.
+    """Where the logarithm of a unimodal integrand is within DEPTH of its peak, narrowed down on grids.
 
-    At the end each of ``passes`` looks at what is left between two points at both ends.
+    At the end, each of ``passes`` refines the last interval at both ends.
     """
     fraction = torch.linspace(0, 1, GRID, dtype=low.dtype, device=low.device).view(-1, *[1] * low.ndim)
     index = torch.arange(GRID, device=low.device).view(fraction.shape)
@@ -76,10 +76,10 @@ def trapezoidal(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gauss(kinks: Tensor, low: Tensor, high: Tensor, end: Tensor, points: int | None = None) -> tuple[Tensor, Tensor]:
-    """Gauss' rule in e^s between the kinks, differentiable where these are ends of pieces.
+    """Gauss' rule in e^s between the kinks; differentiable in the kinks if these are ends of pieces.
 
-    With ``points`` between any two it is exact if the integrand, by ds, is there a polynomial of degree
-    ``2 * points - 1`` in e^s, divided by e^s; without, pieces between kinks are cut into smaller ones.
+    With ``points`` between any two kinks, it is exact if the integrand with respect to ds is a polynomial of degree
+    ``2 * points - 1`` in e^s, divided by e^s. Without, pieces between kinks are cut into smaller ones.
     """
     top = torch.where(end.detach() - high > ROUNDING * (high - low), high, end)
     ordered = kinks.sort(-1).values

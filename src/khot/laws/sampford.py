@@ -1,21 +1,21 @@
 r"""Sampford's design: :math:`P(x) \propto \prod_{i: x_i = 1} \pi_i / (1 - \pi_i) \cdot \sum_{i: x_i = 1} (1 - \pi_i)`.
 
-As :math:`\sum_i \pi_i = k`, the last sum equals :math:`\sum_{i: x_i = 0} \pi_i`. So with both, for independent units of
-the chances :math:`\pi_i`, of which B are ones,
+As :math:`\sum_i \pi_i = k`, the last sum equals :math:`\sum_{i: x_i = 0} \pi_i`. Adding both, for independent units of
+probabilities :math:`\pi_i` with B ones,
 
 .. math:: P(x) = \frac{P_\pi(x) \, D(x)}{E_\pi[D; B = k]}, \qquad D(x) = \sum_i |x_i - \pi_i|, \qquad
     E_\pi[D; B = k] = \sum_i \pi_i (1 - \pi_i) \, (P(B = k | x_i = 1) + P(B = k | x_i = 0)),
 
-no term of which is negative. As k ones are what is expected, B = k is likely. One product tree gives all terms.
+in which no term is negative. As k ones are expected, B = k is likely. One product tree gives all terms.
 
-Hence a mixture that is drawn from without rejection: mark a unit and its value by the weight of one of these terms,
-then draw the other units given that value and B = k. Where there are fused kernels, a recursion over the units draws
-both at once, see :mod:`khot.laws.unit_by_unit`.
+This is a mixture from which one can draw without rejection: mark a unit and its value by the weight of one of these
+terms, then draw the other units given that value and B = k. If there are fused kernels, a recursion over the units
+draws both at once; see :mod:`khot.laws.unit_by_unit`.
 
 All functions take probabilities ``(*batch, n)`` whose rows sum to k, an int or an integer tensor that broadcasts with
-the batch shape; they take the rounding error out and calculate in float64. Exact 0 and 1 are legal and have zero
-gradient. Arguments are not checked here. Those that are called with the same probabilities, k and ``kept`` share the
-product tree.
+the batch shape. They remove the rounding error of the sum and calculate in float64. Exact 0 and 1 are legal and have
+zero gradient. Arguments are not checked here. Functions that are called with the same probabilities, k and ``kept``
+share the product tree.
 
 References:
     [1] Sampford (1967), "On sampling without replacement with unequal probabilities of selection", Biometrika 54(3/4).
@@ -43,11 +43,11 @@ from . import conditional_poisson, unit_by_unit
 from .conditional_poisson import COVARIANCE_CHUNK, SLAB, SLABS, pull_back
 from .kept import Kept, kept_if_constant
 
-MAX_DRAW_ELEMENTS = 2**22  # units drawn at a time, which bounds the memory: every draw has a product tree of its own
+MAX_DRAW_ELEMENTS = 2**22  # units drawn at a time, which bounds the memory: every draw has its own product tree
 
 
 class _Units(NamedTuple):
-    """Independent units with these chances, and the tree of their number of ones."""
+    """Independent units with these probabilities, and the tree of their number of ones."""
 
     chances: Tensor  # (2, *batch, n), of a zero and of a one
     leaf: Tensor  # (2, n, rows), the same
@@ -55,7 +55,7 @@ class _Units(NamedTuple):
 
     def marks(self) -> Tensor:
         """The weights of a mark on zeros and on ones, ``(2, n, rows)``."""
-        outside = leaf_outside(self.leaf, self.tree).clamp(min=0.0)  # below zero is FFT noise
+        outside = leaf_outside(self.leaf, self.tree).clamp(min=0.0)  # values below zero are FFT noise
         return self.leaf[0] * self.leaf[1] * outside
 
 
@@ -76,14 +76,14 @@ def _size(probs: Tensor, k: int | Tensor) -> Tensor:
 
 
 def _most(k: int | Tensor, n: int) -> int:
-    """A Python number not below any k, without asking an accelerator or a vmap for it."""
+    """A Python number not below any k, without reading from an accelerator or a vmap."""
     if isinstance(k, int):
         return max(1, k)
     return max(1, int(k.max())) if k.device.type == "cpu" and k.numel() and can_look(k) else n
 
 
 def _units(probs: Tensor, k: int | Tensor, kept: Kept | None) -> _Units:
-    """In code that runs now on a CPU the tree is one of plain numbers, and kept."""
+    """In eager code on a CPU the tree contains plain numbers, and is kept."""
     size, most = _size(probs, k), _most(k, probs.shape[-1])
     chances = kept_if_constant(kept, _balanced, probs, size)
     if forest_roots.is_fused(probs) or not runs_on_cpu(probs):
@@ -99,7 +99,7 @@ def _kept_tree(chances: Tensor, size: Tensor, most: int) -> KeptTree:
 
 
 def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
-    """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts a probability 0 or 1."""
+    """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` if one contradicts a probability 0 or 1."""
     kept = Kept() if kept is None else kept
 
     def by_tree(probs: Tensor, value: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ def sample(
     parts = []
     for start in range(0, max(1, count), slab):
         u = uniform((len(marks), min(slab, count - start)), marks.dtype, marks.device, generator)
-        of_each = marks if can_look(u) else marks + 0 * u.sum(-1, keepdim=True)  # a vmap searches in one row for each
+        of_each = marks if can_look(u) else marks + 0 * u.sum(-1, keepdim=True)  # a vmap needs a row for each search
         mark = torch.searchsorted(of_each, u * marks[:, -1:], right=True).clamp(max=2 * n - 1)
         parts.append(_draw_marked(units, mark.T, generator))
     drawn = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -173,10 +173,10 @@ def sample(
 
 
 def _draw_marked(units: _Units, mark: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draws ``(draws, rows, n)``, bool, given places of their marks among zeros and ones, ``(draws, rows)``."""
+    """Draws ``(draws, rows, n)``, bool, given the indices of their marks among zeros and ones, ``(draws, rows)``."""
     n, bound = units.tree.leaf.shape[1], units.tree.bound
     probs, unit = units.tree.leaf[1].T.expand(*mark.shape, n), (mark % n).unsqueeze(-1)
-    # In rows without a choice all weights are 0, and the mark is one on the last unit.
+    # In rows without a choice all weights are 0, and the mark is a one on the last unit.
     fixed = (mark >= n).unsqueeze(-1) & (probs.gather(-1, unit) > 0)
 
     def of_rows(probs: Tensor, k: Tensor) -> tuple[Tensor]:

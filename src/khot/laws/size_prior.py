@@ -1,13 +1,13 @@
-r"""Conditional Poisson laws whose size has a law of its own: a mixture over the sizes of a range.
+r"""Conditional Poisson laws whose size has its own law: a mixture over the sizes of a range.
 
 .. math:: P(x) = p_{|x|} \, P_{|x|}(x), \qquad P_m(x) \propto \exp\langle\theta, x\rangle \text{ on } |x| = m
 
-Here :math:`p_m` are given, whereas under a :class:`~khot.laws.size_range.SizeRange` alone they follow from the logits.
+Here the :math:`p_m` are given; under a :class:`~khot.laws.size_range.SizeRange` alone they follow from the logits.
 Infinite logits make some sizes impossible: these have probability 0, and the others keep their proportions.
 
-All results are sums over the sizes, each of which has a law of :mod:`khot.laws.conditional_poisson`. Functions have the
-arguments of those there, take logits ``(*batch, n)``, return float64 and are differentiable, to any order, in the
-logits and in the prior. The laws of all sizes are made as one batch ``(sizes, *batch)``.
+All results are sums over the sizes, for each of which there is a law of :mod:`khot.laws.conditional_poisson`. Functions
+have the same arguments as there, take logits ``(*batch, n)``, return float64 and are differentiable, to any order, in
+the logits and in the prior. The laws of all sizes form one batch ``(sizes, *batch)``.
 """
 
 import functools
@@ -39,10 +39,10 @@ class SizePrior(NamedTuple):
 
 
 class _BySize(NamedTuple):
-    """Rows of logits once for each size."""
+    """Rows of logits, repeated for each size."""
 
     logits: Tensor  # (sizes, *batch, n), float64
-    size: Tensor  # (sizes, *batch), the nearest possible size where the size itself is impossible
+    size: Tensor  # (sizes, *batch), the nearest possible size if the size itself is impossible
     log_law: Tensor  # (sizes, *batch), the logarithms of their probabilities
 
     @property
@@ -67,14 +67,14 @@ def log_size_law(logits: Tensor, prior: SizePrior) -> Tensor:
 
 
 def size_probabilities(logits: Tensor, prior: SizePrior) -> Tensor:
-    """P(|x| = s) of all s from 0 to n, ``(*batch, n + 1)``."""
+    """P(|x| = s) for all s from 0 to n, ``(*batch, n + 1)``."""
     return torch.nn.functional.pad(log_size_law(logits, prior).exp(), (prior.low, logits.shape[-1] - prior.high))
 
 
 def log_prob(logits: Tensor, prior: SizePrior, value: Tensor, kept: Kept | None = None) -> Tensor:
-    """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` of a size that the prior excludes.
+    """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` for a size that the prior excludes.
 
-    Between k-hot vectors it is continued by the law of the nearest size, in which it is linear.
+    Between k-hot vectors it is extended by the law of the nearest size, in which it is linear.
     """
     number = value.detach().double().sum(-1).round().long().clamp(prior.low, prior.high) - prior.low
     rows = _by_size(logits, prior)
@@ -82,7 +82,7 @@ def log_prob(logits: Tensor, prior: SizePrior, value: Tensor, kept: Kept | None 
     shape = broadcast_shapes(number.shape, log_count.shape[1:])
 
     def at(of_sizes: Tensor) -> Tensor:
-        """What belongs to the size of each value."""
+        """The entry that belongs to the size of each value."""
         last = of_sizes.movedim(0, -1)
         return last.expand(*shape, last.shape[-1]).gather(-1, number.expand(shape).unsqueeze(-1)).squeeze(-1)
 
@@ -97,7 +97,7 @@ def inclusion_probabilities(logits: Tensor, prior: SizePrior, kept: Kept | None 
 
 
 def means_by_size(logits: Tensor, prior: SizePrior) -> Tensor:
-    """The inclusion probabilities given each size of a prior, which may be that of another law, (sizes, *batch, n)."""
+    """The inclusion probabilities given each size of a prior, which may belong to another law; (sizes, *batch, n)."""
     zeros = torch.zeros((*logits.shape[:-1], prior.high - prior.low + 1), device=logits.device)
     rows = _by_size(logits, prior._replace(log_weights=zeros))
     return law.inclusion_probabilities(rows.logits, rows.size)
@@ -114,7 +114,7 @@ def pairwise_inclusion(logits: Tensor, prior: SizePrior, mean: Tensor) -> Tensor
 
 
 def covariance(logits: Tensor, prior: SizePrior) -> Tensor:
-    """Covariance of the units, ``(*batch, n, n)``: that within the sizes, and that between their means."""
+    """Covariance of the units, ``(*batch, n, n)``: within the sizes, plus between their means."""
     rows = _by_size(logits, prior)
     means = law.inclusion_probabilities(rows.logits, rows.size)
     difference = means - (rows.law.unsqueeze(-1) * means).sum(0)
@@ -126,14 +126,14 @@ def covariance(logits: Tensor, prior: SizePrior) -> Tensor:
 
 
 def entropy(logits: Tensor, prior: SizePrior, kept: Kept | None = None, inclusion: Tensor | None = None) -> Tensor:
-    """Entropy in nats, ``(*batch,)``: that of the size, and the expected one given it."""
+    """Entropy in nats, ``(*batch,)``: that of the size, plus the expected entropy given the size."""
     rows = _by_size(logits, prior)
     log_law = rows.log_law.masked_fill(rows.log_law == -torch.inf, 0.0)
     return (rows.law * (law.entropy(rows.logits, rows.size) - log_law)).sum(0)
 
 
 def mode(logits: Tensor, prior: SizePrior) -> Tensor:
-    """The size of the most probable vector, ``(*batch,)``; which is that of the largest logits of this size."""
+    """The size of the most probable vector, ``(*batch,)``; the vector has the largest logits of this number."""
     logits = logits.detach()
     rows = _by_size(logits, prior)
     order = logits.argsort(dim=-1, descending=True, stable=True).argsort(-1)
@@ -144,12 +144,12 @@ def mode(logits: Tensor, prior: SizePrior) -> Tensor:
 
 
 def expected_log_prob(logits: Tensor, prior: SizePrior, sizes: Tensor, means: Tensor) -> Tensor:
-    """E log P(x) under another law on vectors of these sizes, infinite where that has sizes that this one has not.
+    """E log P(x) under another law on vectors of these sizes; infinite if that law has sizes that this one lacks.
 
     Args:
         logits: ``(*batch, n)``.
-        prior: Of this law.
-        sizes: Probabilities of the sizes of the other law, ``(*batch, n + 1)``.
+        prior: The prior of this law.
+        sizes: Probabilities of the sizes under the other law, ``(*batch, n + 1)``.
         means: Its inclusion probabilities given each size of the prior, ``(sizes, *batch, n)``.
     """
     rows = _by_size(logits, prior)
@@ -188,5 +188,5 @@ def _drawn(weights: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def _total(terms: Iterable[Tensor]) -> Tensor:
-    """Their sum, without all of them in memory at once."""
+    """The sum of the terms, without keeping all of them in memory at once."""
     return functools.reduce(operator.add, terms)

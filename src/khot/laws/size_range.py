@@ -1,13 +1,13 @@
-r"""Sizes in a range: what the conditional Poisson law of several sizes needs before its product tree is made.
+r"""Sizes in a range: the preparations of the conditional Poisson law of several sizes for its product tree.
 
-Independent Bernoulli units of log-odds :math:`\theta_i` given that their number of ones B is in a range. With
-:math:`z_i = \theta_i + c` and any size :math:`k_0`,
+The law is that of independent Bernoulli units of log-odds :math:`\theta_i`, given that their number of ones B is in a
+range. With :math:`z_i = \theta_i + c` and any size :math:`k_0`,
 
 .. math:: P(x) = \prod_i \mathrm{Bernoulli}(x_i; \sigma(z_i)) \, w_{|x|} \Big/ \sum_s w_s\, P_z(B = s), \qquad
     w_s = e^{-c (s - k_0)}
 
-Where the expected size :math:`\sum_i \sigma(\theta_i)` is in the range c is 0, elsewhere such that the expected size is
-the end of the range that is nearest, which is :math:`k_0` then: no weight exceeds 1, and the sum is not small.
+If the expected size :math:`\sum_i \sigma(\theta_i)` is in the range, c is 0. Otherwise c is such that the expected size
+is the nearer end of the range, which is then :math:`k_0`: no weight exceeds 1, and the sum is not small.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class SizeRange(NamedTuple):
     high: int | Tensor
 
     def bound(self, n: int) -> int:
-        """A Python number not below the largest count of what is rarer, ones or zeros, in any row, and at least 1."""
+        """A Python number, at least 1 and the largest possible count of the rarer value, ones or zeros, in any row."""
         if isinstance(self.low, int) and isinstance(self.high, int):
             return max(1, min(self.high, n - self.low))
         low, high = torch.as_tensor(self.low), torch.as_tensor(self.high)
@@ -46,7 +46,7 @@ class Centred(NamedTuple):
 
     @property
     def totals(self) -> Totals:
-        """Of the numbers of ones."""
+        """The totals of the numbers of ones."""
         return Totals(self.low, self.high, -self.shift)
 
 
@@ -57,7 +57,7 @@ def centred(logits: Tensor, low: Tensor, high: Tensor) -> Centred:
     low, high = low.maximum(certain), high.minimum(possible)
     mean = torch.sigmoid(logits).sum(-1)
     end = mean.maximum(low.double()).minimum(high.double())
-    # Not where all units but the infinite ones are zeros, or ones: that takes an infinite c.
+    # Not if all units except the infinite ones are zeros, or ones: this takes an infinite c.
     target = end.maximum(certain + 0.5).minimum(possible - 0.5)
     outside = (end != mean) & (certain < possible)
     shift = -solve_threshold(logits, torch.where(outside, target, mean)).nan_to_num(0.0, 0.0, 0.0)

@@ -1,7 +1,7 @@
-"""The C(n, k) k-hot vectors in lexicographic order of their positions, any stretch of them without the others.
+"""The C(n, k) k-hot vectors in lexicographic order of their positions; any range of them without the others.
 
-Those that contain unit 0 come first, C(n - 1, k - 1) of them, in the order of the remaining units; so the rank of a
-vector says for one unit after the other whether it is in.
+Vectors that contain unit 0 come first, C(n - 1, k - 1) of them, in the order of the remaining units. So the rank of a
+vector tells for one unit after the other whether it is in.
 """
 
 import math
@@ -38,7 +38,7 @@ def k_hot_vectors_of_rank(n: int, k: int | Tensor, rank: Tensor, like: Tensor) -
     else:
         largest, left = k, torch.full_like(rank, k)
         if math.comb(n, k) <= MAX_SHORT_RANK:
-            number = torch.int  # half the bytes to read and write for each unit
+            number = torch.int  # half the bytes to read and write per unit
     if largest == 0 or n == 0:
         return torch.zeros(*shape, n, dtype=like.dtype, device=like.device)
     rank, left = rank.flatten().to(number), left.flatten().to(number)
@@ -54,7 +54,7 @@ def k_hot_vectors_of_rank(n: int, k: int | Tensor, rank: Tensor, like: Tensor) -
 
 @one_operation
 def rank_of_k_hot_vectors(value: Tensor) -> Tensor:
-    """The rank of each vector ``(..., n)`` among those with as many ones, ``(...)``, which has to fit into 63 bits."""
+    """The rank of each vector ``(..., n)`` among those of the same size, ``(...)``, which has to fit into 63 bits."""
     inside = value > 0
     n = inside.shape[-1]
     left = inside.long().flip(-1).cumsum(-1).flip(-1)  # units to choose from i on
@@ -63,9 +63,9 @@ def rank_of_k_hot_vectors(value: Tensor) -> Tensor:
 
 
 def _vectors_with_unit(n: int, largest: int, device: torch.device) -> Tensor:
-    """Row i, column j: how many of the vectors that are still possible contain unit i, if j units are left to choose.
+    """Row i, column j: the number of remaining possible vectors that contain unit i, if j units are left to choose.
 
-    Where that exceeds ``MAX_RANK``, so does every rank of a vector that does not contain the unit.
+    If this exceeds ``MAX_RANK``, so does every rank of a vector that does not contain the unit.
     """
     rows, choices = [], [1, *[0] * (largest - 1)]  # C(m, j), by Pascal's rule from m = 0
     for _ in range(n):

@@ -1,18 +1,19 @@
-r"""Conditional Poisson samples with unit i and without it, so coupled that they differ in one other unit only.
+r"""Conditional Poisson samples with unit i and without it, coupled such that they differ in only one other unit.
 
-Of k units, w their weights, a sample with i has k - 1 others and one without i has k. Both are drawn unit by unit from
-the others; with r units still to choose, unit u is taken with probability :math:`q_u(r) = w_u e_{r-1} / e_r`, the
-elementary symmetric polynomials :math:`e` of the weights after u and from u on. It grows with r (Newton's
-inequalities). So with the same uniform number for both, the sample with more to choose takes u whenever the other one
-does; the first unit that it takes alone makes them equal in what is left to choose, and then they stay so. That unit is
-the partner of i: the two samples are one swap of the pair apart.
+Let w be the weights. A sample of k units with i has k - 1 others, and one without i has k. Both are drawn unit by unit
+from the others. With r units still to choose, unit u is taken with probability :math:`q_u(r) = w_u e_{r-1} / e_r`,
+where
+:math:`e` are elementary symmetric polynomials of the weights after u and from u on. This grows with r (Newton's
+inequalities). So with the same uniform number for both, the sample with more units to choose takes u whenever the other
+one does. The first unit that it takes alone makes the numbers left to choose equal, and the samples agree from then on.
+That unit is the partner of i: the two samples are one swap of the pair apart.
 
 Given one of the two samples, its partner for i is thus found by a walk over the units with the hazards
 
 .. math:: h_u = 1 - \frac{1 - q_u(r)}{1 - q_u(r - 1)} \text{ at units that are out, if i is in}, \qquad
     h_u = 1 - \frac{q_u(r - 1)}{q_u(r)} \text{ at units that are in, if i is out}
 
-with r what the sample without i has to choose from u on.
+where r is the number that the sample without i has to choose from u on.
 """
 
 import torch
@@ -25,15 +26,15 @@ from khot._tracing import one_operation
 def partner_law(logits: Tensor, value: Tensor, largest_k: int) -> Tensor:
     """The law of the partner j of each unit i, given a sample: P(j | i, x), 0 unless x_i and x_j differ.
 
-    O(n² k) time for each row, and O(n²) for each sample.
+    Takes O(n² k) time for each row, and O(n²) for each sample.
 
     Args:
-        logits: Float64 natural parameters ``(*batch, n)``; units of infinite ones have no partner and are none.
+        logits: Float64 natural parameters ``(*batch, n)``; units of infinite ones neither have nor are partners.
         value: k-hot vectors ``(*sample, *batch, n)``.
         largest_k: The largest number of ones in a row.
 
     Returns:
-        Tensor ``(*sample, *batch, n, n)``, float64, i before j; rows sum to 1, or to 0 where there is no partner.
+        Tensor ``(*sample, *batch, n, n)``, float64, i before j; rows sum to 1, or to 0 if there is no partner.
     """
     n = logits.shape[-1]
     free = logits.isfinite()
@@ -48,7 +49,7 @@ def partner_law(logits: Tensor, value: Tensor, largest_k: int) -> Tensor:
     survival = []
     for u in range(n - 1, -1, -1):
         after, log_esp = log_esp, torch.logaddexp(log_esp, _shifted(log_esp) + log_weight[..., u, None])
-        r = left[..., u, None] + value.long() * before[:, u]  # what the sample without i has to choose
+        r = left[..., u, None] + value.long() * before[:, u]  # the number that the sample without i has to choose
         survival.append(_survival(log_esp, after, r, value, value[..., u, None]))
     alone = torch.stack(survival[::-1], -1)  # (*sample, *batch, i, u)
     reached = torch.cat((torch.ones_like(alone[..., :1]), alone[..., :-1].cumprod(-1)), -1)
@@ -56,7 +57,7 @@ def partner_law(logits: Tensor, value: Tensor, largest_k: int) -> Tensor:
 
 
 def _survival(log_esp: Tensor, after: Tensor, r: Tensor, value: Tensor, at_u: Tensor) -> Tensor:
-    """1 - h_u for each i, ``(*sample, *batch, n)``; 1 where the walk does not come, or there is nothing to decide."""
+    """1 - h_u for each i, ``(*sample, *batch, n)``; 1 where the walk does not go or there is nothing to decide."""
 
     def log(table: Tensor, size: Tensor) -> Tensor:
         return table.expand(*size.shape, -1).gather(-1, (size + 1).clamp(min=0).unsqueeze(-1)).squeeze(-1)

@@ -1,19 +1,20 @@
 r"""Systematic sampling: one uniform number for all units, in random or in given order.
 
-In the given order the units lie one after the other on a line, unit i on :math:`[V_{i-1}, V_i)` with V the cumulative
-sum of the probabilities, and the points u, u + 1, u + 2, ... choose those they fall on, u uniform on [0, 1). As far as
-the points are concerned the line is wound around a circle of length 1, on which u is the only point.
+In the given order, the units lie one after the other on a line, unit i on :math:`[V_{i-1}, V_i)` with V the cumulative
+sum of the probabilities. The points u, u + 1, u + 2, ..., with u uniform on [0, 1), choose the units that they fall on.
+Seen from the points, the line is wound around a circle of length 1, on which u is the only point.
 
-Hence the closed forms below. x is drawn by those u with :math:`V_i - s_i \le u < V_i - s_i + 1` for all of its partial
-sums :math:`s_i`, where :math:`V_n = s_n = k`. So
+This gives the closed forms below. x is drawn by those u with :math:`V_i - s_i \le u < V_i - s_i + 1` for all of its
+partial sums :math:`s_i`, where :math:`V_n = s_n = k`. So
 
 .. math:: P(x) = 1 - (\max_i D_i - \min_i D_i), \qquad D_i = \sum_{j \le i} (\pi_j - x_j),
 
-and x is impossible if that is not positive. The fractional parts of the V_i cut the circle into intervals, each with a
-vector of its own whose probability is its length. Two units are chosen together as far as their intervals overlap.
+and x is impossible if this is not positive. The fractional parts of the V_i cut the circle into intervals. Each has its
+own vector, whose probability is its length. The probability that two units are chosen together is the length by which
+their intervals overlap.
 
-V is an integer multiple of :math:`2^{-62}`: such sums lose no digits, however long the row is, and what their last one
-lacks to k is given to the units in proportion to what separates them from 0 and 1.
+V is an integer multiple of :math:`2^{-62}`. Such sums lose no digits, however long the row is. The difference between
+the last one and k is given to the units in proportion to their distances from 0 and 1.
 
 Probabilities are ``(..., n)``, k is an integer tensor of the batch shape; results are float64. Arguments are not
 checked here. Functions that are called with the same probabilities and ``kept`` share the line.
@@ -37,8 +38,8 @@ from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
 
 from .kept import Kept, kept_if_constant
 
-ONE = 2**62  # what stands for 1 on the line; sums are modulo 4
-TOLERANCE = 16 * torch.finfo(torch.float64).eps  # cuts of the circle that are closer count as equal
+ONE = 2**62  # represents 1 on the line; sums are modulo 4
+TOLERANCE = 16 * torch.finfo(torch.float64).eps  # cuts of the circle that are closer than this count as equal
 
 
 def line(probs: Tensor) -> Tensor:
@@ -49,16 +50,16 @@ def line(probs: Tensor) -> Tensor:
     share = room / room[..., -1:].clamp(min=1.0)
     excess = (end[..., -1:] << 2) >> 2  # over the nearest whole number
     high = excess.double()
-    low = excess - high.long()  # what the float64 number has no digits for
+    low = excess - high.long()  # the part that float64 cannot represent
     return end - (share * high).long() - (share * low).long()
 
 
 class Cuts(NamedTuple):
-    """Where the units end in floating point, float64 ``(..., n)``; ends that differ by rounding are equal.
+    """The ends of the units in floating point, float64 ``(..., n)``; ends that differ only by rounding are equal.
 
     Attributes:
         whole: The integer part.
-        fraction: What is beyond that, in [0, 1], differentiable in the probabilities.
+        fraction: The rest, in [0, 1], differentiable in the probabilities.
     """
 
     whole: Tensor
@@ -70,7 +71,7 @@ class Cuts(NamedTuple):
 
     @property
     def start(self) -> Tensor:
-        """Relative to the integer part of the end of the unit before."""
+        """The start, relative to the integer part of the end of the previous unit."""
         return pad(self.fraction[..., :-1], (1, 0))
 
     @property
@@ -78,13 +79,13 @@ class Cuts(NamedTuple):
         return (self.whole - pad(self.whole[..., :-1], (1, 0))) + (self.fraction - self.start)
 
     def intervals(self) -> tuple[Tensor, Tensor]:
-        """Left ends and lengths of the intervals of u, those without a length included."""
+        """Left ends and lengths of the intervals of u, including those of length 0."""
         left = pad(self.fraction, (1, 0)).sort(-1).values
         return left, pad(left[..., 1:], (0, 1), value=1.0) - left
 
 
 def cuts_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Cuts:
-    """Of the line in the given order."""
+    """The cuts of the line in the given order."""
     end = _kept_line(probs, kept)
     start = pad(end[..., :-1], (1, 0))
     fraction = end & (ONE - 1)
@@ -98,9 +99,9 @@ def _kept_line(probs: Tensor, kept: Kept | None) -> Tensor:
 
 
 def _joined(fraction: Tensor) -> Tensor:
-    """Makes fractions equal that differ by rounding, from 0 and 1 too."""
+    """Makes fractions equal that differ only by rounding, also from 0 and 1."""
     ordered, order = fraction.sort(-1)
-    first = ordered - pad(ordered[..., :-1], (1, 0)) > TOLERANCE  # of those that are one
+    first = ordered - pad(ordered[..., :-1], (1, 0)) > TOLERANCE  # the first of each group of equal ones
     position = torch.where(first, torch.arange(1, ordered.shape[-1] + 1, device=ordered.device), 0).cummax(-1).values
     joined = pad(ordered, (1, 0)).gather(-1, position)
     joined = torch.where((1 - ordered[..., -1:] <= TOLERANCE) & (position == position[..., -1:]), 1.0, joined)
@@ -108,7 +109,7 @@ def _joined(fraction: Tensor) -> Tensor:
 
 
 def start_points(shape: torch.Size, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """u of each draw of each row, one number in the place of the units."""
+    """The u of each draw of each row, with one number in place of the units."""
     return random_numbers.uniform((*shape[:-1], 1), torch.float64, device, generator)
 
 
@@ -138,9 +139,9 @@ def draw_in_random_order(
 
 
 def log_prob_in_order(probs: Tensor, k: Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
-    """Log-probability of k-hot values in the given order; ``-inf``, without gradient, of impossible ones."""
+    """Log-probability of k-hot values in the given order; ``-inf``, without gradient, for impossible ones."""
     distance = _kept_line(probs, kept) - (value.long().cumsum(-1) << 62)
-    distance = distance.clamp(-ONE, ONE - 1)  # impossible values come beyond one of these, before they are 4 away
+    distance = distance.clamp(-ONE, ONE - 1)  # impossible values pass one of these before they are 4 away
     highest, lowest = distance.amax(-1, keepdim=True), distance.amin(-1, keepdim=True)
     length = (ONE - (highest - lowest)).double() / ONE
     if not is_plain(probs) or has_derivative(probs, torch.is_grad_enabled()):
@@ -153,7 +154,7 @@ def log_prob_in_order(probs: Tensor, k: Tensor, value: Tensor, kept: Kept | None
 
 
 def _mean_over(chosen: Tensor, x: Tensor) -> Tensor:
-    """The mean of those entries of rows that are chosen, ``(..., 1)``."""
+    """The mean of the chosen entries of each row, ``(..., 1)``."""
     weight = chosen.double()
     return (weight * x).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True)
 
@@ -187,10 +188,10 @@ def mode_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor:
 def find(end: Tensor, u: Tensor, k: int) -> Tensor:
     """The units that the points u, u + 1, ... fall on, ``(*sample, *batch, k)``: the first ones that end beyond.
 
-    ``end`` is that of :class:`Cuts`; units that are as long as the distance of the points may be missed.
+    ``end`` is that of :class:`Cuts`. Units that are as long as the distance of the points may be missed.
     """
     end = end.cummax(-1).values.view(-1, end.shape[-1])
-    below_k = k * (1 - torch.finfo(u.dtype).eps)  # also where u + k - 1 rounds up
+    below_k = k * (1 - torch.finfo(u.dtype).eps)  # even if u + k - 1 rounds up
     points = (u + torch.arange(k, dtype=u.dtype, device=u.device)).clamp(max=below_k)
     rows, draws = len(end), math.prod(u.shape) // max(1, len(end))
     by_row = points.view(draws, rows, k).transpose(0, 1).reshape(rows, draws * k)

@@ -1,8 +1,8 @@
-"""Conditional Poisson and Sampford by passes over the units: of rows that are not long, where kernels do it.
+"""Conditional Poisson and Sampford by passes over the units, for rows that are not long, where kernels exist.
 
-Code that runs now, on a CPU, gets here: values, and their first derivatives in reverse mode. Whatever else is asked for
-comes from the product tree: the functions are given ``by_tree``, the same function of the logits (and the value)
-made of it, and differentiate that.
+Eager code on a CPU gets values and first derivatives in reverse mode from here. Everything else comes from the product
+tree: the functions receive ``by_tree``, the same function of the logits (and the value) computed by the tree, and
+differentiate that.
 """
 
 import itertools
@@ -37,7 +37,7 @@ ByTree = Callable[..., Tensor]
 
 
 class Solved(NamedTuple):
-    """What is known of rows of logits, numbers without a gradient; see :mod:`khot.kernels.count`."""
+    """Results for rows of logits, numbers without a gradient; see :mod:`khot.kernels.count`."""
 
     batch_shape: torch.Size
     logits: Tensor  # (R, n) float64
@@ -52,12 +52,12 @@ class Solved(NamedTuple):
         return *self.batch_shape, self.logits.shape[-1]
 
     def for_values(self, shape: torch.Size) -> "Solved":
-        """These rows, repeated where a batch of values of a shape ``(..., n)`` has more than one for each."""
+        """These rows, repeated if a batch of values of shape ``(..., n)`` has several values for each row."""
         return Solved(*_repeated(self.batch_shape, shape, *self[1:]))
 
 
 def _repeated(batch_shape: torch.Size, value: torch.Size, *rows: Tensor) -> tuple[Any, ...]:
-    """The batch that values of a shape ``(..., n)`` have for rows of a batch, and tensors ``(R, ...)`` repeated."""
+    """The batch of values of shape ``(..., n)`` for rows of a batch, and tensors ``(R, ...)`` repeated accordingly."""
     batch = broadcast_shapes(value, (*batch_shape, value[-1]))[-len(batch_shape) - 1 : -1]
     if batch == batch_shape:
         return batch, *rows
@@ -66,7 +66,7 @@ def _repeated(batch_shape: torch.Size, value: torch.Size, *rows: Tensor) -> tupl
 
 
 def takes(logits: Tensor, *others: Any) -> bool:
-    """Whether functions of these logits, with other arguments beside them, are made here."""
+    """Whether functions of these logits, with these other arguments, are computed here."""
     tensors = [logits, *(x for x in others if isinstance(x, Tensor))]
     if not (is_plain(*tensors) and all(x.numel() for x in tensors)):
         return False
@@ -74,14 +74,14 @@ def takes(logits: Tensor, *others: Any) -> bool:
 
 
 def solve(logits: Tensor, k: int | Tensor, kept: Kept | None) -> Solved:
-    """What all results of these logits have in common."""
+    """The part that all results for these logits share."""
     if kept is not None:
         return kept.result(_solve, logits, k)
     return _solve(logits.detach(), k)
 
 
 def _rows_of(x: Tensor, k: int | Tensor) -> tuple[torch.Size, Tensor, Tensor]:
-    """The shape of the batch, and ``(R, n)`` float64 and ``(R,)`` of parameters and sizes."""
+    """The shape of the batch, and parameters and sizes as ``(R, n)`` float64 and ``(R,)``."""
     if isinstance(k, Tensor):
         batch_shape = broadcast_shapes(x.shape[:-1], k.shape)
         size = k.long().expand(batch_shape).reshape(-1)
@@ -97,7 +97,7 @@ def _shape_of(x: Tensor, k: int | Tensor) -> torch.Size:
 
 
 def _without_repeats(x: Tensor, dims: int) -> Tensor:
-    """The first of what an ``expand``, such as a plate's of a prior, repeats along each of the first dimensions."""
+    """Removes the repetitions along the first dimensions that an ``expand``, such as that of a plate, has made."""
     for dim in range(dims):
         if x.stride(dim) == 0:
             x = x[(slice(None),) * dim + (slice(1),)]
@@ -105,7 +105,7 @@ def _without_repeats(x: Tensor, dims: int) -> Tensor:
 
 
 def _rows_once(x: Tensor, k: int | Tensor) -> tuple[torch.Size, Tensor, Tensor]:
-    """As :func:`_rows_of`, of rows that are repeated only once."""
+    """Like :func:`_rows_of`, but repeated rows occur only once."""
     size = _without_repeats(k, k.ndim) if isinstance(k, Tensor) else k
     return _rows_of(_without_repeats(x, x.ndim - 1), size)
 
@@ -124,7 +124,7 @@ def _pulled_back(by_tree: ByTree, inputs: Sequence[Tensor], wanted: Sequence[boo
     """The gradients of ``<g, by_tree(*inputs)>`` in those inputs that are wanted, None for the others."""
     further = torch.is_grad_enabled()
     with torch.enable_grad():
-        # Aliases, as one input may be a function of another, which is no part of these derivatives.
+        # Aliases, because one input may be a function of another, which does not belong to these derivatives.
         pairs = zip(inputs, wanted, strict=True)
         inputs = [x.view_as(x) if further else x.detach().requires_grad_(is_wanted) for x, is_wanted in pairs]
         asked = list(itertools.compress(inputs, wanted))
@@ -132,14 +132,14 @@ def _pulled_back(by_tree: ByTree, inputs: Sequence[Tensor], wanted: Sequence[boo
     return [next(found) if is_wanted else None for is_wanted in wanted]
 
 
-# The Functions have no `setup_context`: no transform of torch.func gets here, and to bind its arguments takes longer
+# These Functions have no `setup_context`: no transform of torch.func gets here, and binding its arguments takes longer
 # than a row of ten units.
 
 
 class _Inclusion(Function):
-    """Its node may be shared, see :func:`is_inclusion`: nothing is saved that a backward pass of one result frees.
+    """Its node may be shared, see :func:`is_inclusion`, so it saves nothing that the backward pass of one result frees.
 
-    Nor is what is kept copied into its result, which is not to be written into.
+    The kept tensor is not copied into the result either, so the result must not be written to.
     """
 
     @staticmethod
@@ -172,7 +172,7 @@ def _inclusion(solved: Solved, log_odds: bool) -> Tensor:
 
 
 def inclusion(logits: Tensor, k: int | Tensor, kept: Kept | None, log_odds: bool, by_tree: ByTree) -> Tensor:
-    """Inclusion probabilities, or their log-odds; not to be written into."""
+    """Inclusion probabilities, or their log-odds; must not be written to."""
     solved = solve(logits, k, kept)
     if not has_derivative(logits, torch.is_grad_enabled()):
         return _inclusion(solved, log_odds)
@@ -181,15 +181,15 @@ def inclusion(logits: Tensor, k: int | Tensor, kept: Kept | None, log_odds: bool
 
 
 def is_inclusion(x: Tensor | None, logits: Tensor, k: int | Tensor, kept: Kept | None) -> bool:
-    """Whether x is what :func:`inclusion` has returned for the logits as they are now, with a graph.
+    """Whether x is a result of :func:`inclusion` for the logits as they are now, with a graph.
 
-    Other results can then be made of x, so that one backward pass goes through all of them at once.
+    Other results can then be computed from x, so that one backward pass goes through all of them at once.
     """
     node: Any = None if x is None else x.grad_fn
     if getattr(node, "logits", None) is not logits or not logits.requires_grad:
         return False
     is_untouched = node.version == version_of(logits) and node.history is logits.grad_fn
-    return is_untouched and node.solved is solve(logits, k, kept)  # a write to `data` leaves no trace but there
+    return is_untouched and node.solved is solve(logits, k, kept)  # only this detects a write to `data`
 
 
 class _LogProb(Function):
@@ -213,13 +213,13 @@ class _LogProb(Function):
             grad_logits = _like(gradient, solved.shape, logits)
         if wanted[1]:
             z = (solved.logits - solved.tilt[:, :1]) + solved.tilt[:, 1:]
-            z = z.masked_fill(z.isinf(), 0.0)  # a unit without choice, whose value is a constant
+            z = z.masked_fill(z.isinf(), 0.0)  # a unit without a choice, whose value is a constant
             grad_value = (g.unsqueeze(-1) * z.view(solved.shape)).sum_to_size(value.shape).to(value.dtype)
         return grad_logits, grad_value, None, None
 
 
 def _in_rows(value: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Values for rows of this shape as ``(S, R, n)``, in a dtype that kernels know."""
+    """Values for rows of this shape as ``(S, R, n)``, in a dtype that kernels support."""
     value = value if value.dtype in (torch.float32, torch.float64) else value.double()
     value = value.expand(broadcast_shapes(value.shape, shape))
     return value.reshape(-1, math.prod(shape[:-1]), shape[-1]).contiguous()
@@ -243,9 +243,9 @@ def log_prob(logits: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None, 
 def sample(
     draw: DrawOperator, x: Tensor, k: int | Tensor, draws: int, generator: torch.Generator | None
 ) -> Tensor | None:
-    """Exact draws by an operator of parameters and sizes, bool ``(draws, *batch, n)``; None where no kernel makes them.
+    """Exact draws by an operator of parameters and sizes, bool ``(draws, *batch, n)``; None if no kernel makes them.
 
-    Inside of a vmap and in compiled graphs, too, so that draws of a seed are the same there.
+    Also inside a vmap and in compiled graphs, so that draws with the same seed are the same there.
     """
     if draw.kernel(x, draws) is None:
         return None
@@ -257,21 +257,21 @@ def sample(
 
 
 class Marked(NamedTuple):
-    """What is known of rows of inclusion probabilities of Sampford's design, numbers without a gradient."""
+    """Results for rows of inclusion probabilities of Sampford's design, numbers without a gradient."""
 
     batch_shape: torch.Size
     probs: Tensor  # (R, n) float64
     k: Tensor  # (R,)
     balanced: Tensor  # (R, n)
     log_total: Tensor  # (R,)
-    slope: Tensor  # (R, n), if it was asked for
+    slope: Tensor  # (R, n), if it was requested
 
     @property
     def shape(self) -> tuple[int, ...]:
         return *self.batch_shape, self.probs.shape[-1]
 
     def for_values(self, shape: torch.Size) -> "Marked":
-        """As :meth:`Solved.for_values`."""
+        """See :meth:`Solved.for_values`."""
         return Marked(*_repeated(self.batch_shape, shape, *self[1:]))
 
 
@@ -306,7 +306,7 @@ def _sampford_log_prob(value: Tensor, marked: Marked) -> Tensor:
 
 
 def sampford_log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept, by_tree: ByTree) -> Tensor:
-    """Log-probability of k-hot values, which have no gradient."""
+    """Log-probability of k-hot values, which get no gradient."""
     differentiable = has_derivative(probs, torch.is_grad_enabled())
     marked = kept.result(_solve_marked, probs, k, differentiable).for_values(value.shape)
     if not differentiable:

@@ -1,4 +1,4 @@
-"""Top-k cross-entropy: minus the logarithm of the probability that the target is among the k largest."""
+"""Top-k cross-entropy: the negative logarithm of the probability that the target is among the k largest."""
 
 import math
 from collections.abc import Sequence
@@ -37,28 +37,28 @@ def topk_cross_entropy(
     .. math:: L = -\log \sum_{j=1}^K p_j\, y^{(j)}_\mathrm{target}, \qquad y^{(j)} = \mathrm{relaxation}(x, j,
         \mathrm{softness})
 
-    Position 0 of ``p_k`` is the weight of k = 1, of the top-1 loss. Computed in logarithms where the relaxation has
-    one (:func:`lapsum_topk`, :func:`sigmoid_topk`), so that targets far below the threshold keep their gradient; of
-    another mask, entries below the smallest normal number count as that number, with no gradient, which bounds the
-    loss at 87 (float32) or 708. Of a target whose score is ``-inf`` the logarithms make the loss infinite, as torch's
-    cross-entropy is, with no gradient. All sizes are evaluated in one call, those of weight zero in none.
-    Differentiable in ``x``, ``softness`` and ``p_k``.
+    Position 0 of ``p_k`` is the weight of k = 1, the top-1 loss. The computation is in logarithms if the relaxation has
+    one (:func:`lapsum_topk`, :func:`sigmoid_topk`), so that targets far below the threshold keep their gradient. For
+    other masks, entries below the smallest normal number count as that number, without gradient, which bounds the loss
+    at 87 (float32) or 708. A target with a score of ``-inf`` makes the logarithmic loss infinite, without gradient, as
+    in torch's cross-entropy. All sizes are evaluated in one call; those of weight zero are skipped. Differentiable in
+    ``x``, ``softness`` and ``p_k``.
 
     Args:
         x: Scores (..., n) of the classes.
         target: Class indices (...), int64.
-        p_k: K weights, not negative, at most n, usually of sum 1: numbers or a tensor. K = 1 asks for the best only.
+        p_k: K nonnegative weights, K at most n, usually with sum 1: numbers or a tensor. K = 1 is the top-1 loss.
         relaxation: A relaxed top-k mask, called as ``relaxation(x, k, softness)`` with a tensor k.
-        softness: Positive.
+        softness: Positive softness, the third argument of the relaxation.
         reduction: "mean" or "sum" over the batch, or "none".
 
     Returns:
         Tensor of the batch shape, or a scalar.
 
     Raises:
-        ValueError: If shapes do not match, a class is out of range or ``p_k`` has no positive or a negative weight.
-            Contents of tensors are looked at as :mod:`khot.relaxations` says.
-        TypeError: If ``target`` does not hold int64 indices.
+        ValueError: If shapes do not match, a class is out of range, or ``p_k`` has no positive or a negative weight.
+            When contents of tensors are checked is described in :mod:`khot.relaxations`.
+        TypeError: If ``target`` does not contain int64 indices.
 
     References:
         [1] Petersen, Kuehne, Borgelt, Deussen (2022), "Differentiable Top-k Classification Learning",
@@ -72,7 +72,7 @@ def topk_cross_entropy(
     check_function("relaxation", relaxation, "(x, k, softness)")
     check_choice("reduction", reduction, REDUCTIONS)
     check_scores(x, -1)
-    check_softness("softness", softness, x, x.shape[:-1], advice="")  # which the relaxation knows by another name
+    check_softness("softness", softness, x, x.shape[:-1], advice="")  # the relaxation has another name for it
     check_positive_contents("softness", softness)
     _check_classes(target, x)
     weights, sizes = _weights_and_sizes(p_k, x)
@@ -90,7 +90,7 @@ def topk_cross_entropy(
     impossible = (logs.detach() == -torch.inf).all(0)
     logs = logs.masked_fill(impossible, 0.0)
     highest = logs.detach().masked_fill(weights <= 0, -torch.inf).amax(0)
-    # A weight of 0 that may be learnt can belong to a size that is likelier by more than a float holds.
+    # A size whose learnable weight is 0 may be so much more likely that the ratio would overflow.
     ratio = (logs - highest).clamp(max=math.log(torch.finfo(logs.dtype).max) - 1).exp()
     losses = (-(weights * ratio).sum(0).log() - highest).masked_fill(impossible, torch.inf)
     return REDUCTIONS[reduction](losses).to(dtype)
@@ -121,10 +121,10 @@ def as_weights(p_k: Any, device: torch.device | None = None) -> Tensor:
 
 
 def _weights_and_sizes(p_k: Sequence[float] | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights and their subset sizes, without those of weight zero where that can be seen and has no derivative."""
+    """The weights and their sizes, without those of weight zero if this can be read and no derivative is needed."""
     weights = as_weights(p_k, x.device)
     if weights.dim() != 1 or not 1 <= len(weights) <= x.shape[-1]:
-        raise ValueError(f"`p_k` must hold between 1 and n={x.shape[-1]} weights, but has shape {tuple(weights.shape)}")
+        raise ValueError(f"`p_k` must have between 1 and n={x.shape[-1]} weights, but has shape {tuple(weights.shape)}")
     sizes = torch.arange(1, len(weights) + 1, device=x.device)
     if looks_at_contents(weights):
         if not bool((weights >= 0).all()) or not 0 < weights.sum() < torch.inf:

@@ -1,4 +1,4 @@
-"""Fenchel-Young losses of the sparse top-k maps: the mathematics is in :mod:`khot.losses`."""
+"""Fenchel-Young losses of the sparse top-k maps; :mod:`khot.losses` explains the mathematics."""
 
 from typing import Any
 
@@ -26,8 +26,8 @@ from khot.relaxations import (
 
 from .shared import REDUCTIONS, describe
 
-# How far the sum of a target may always be off, as in constraints.capped_simplex: that of a mask is, the further the
-# scores are from the threshold.
+# The error that the sum of a target may always have, as in constraints.capped_simplex. The sum of a mask has a larger
+# error the farther the scores are from the threshold.
 SMALLEST_SLACK = 1e-6
 
 _SPARSE_MAPS = {"mask": sparse_topk, "magnitude": sparse_topk_magnitude, "signed": sparse_topk_signed}
@@ -36,7 +36,7 @@ _SPARSE_MAPS = {"mask": sparse_topk, "magnitude": sparse_topk_magnitude, "signed
 class _Conjugate(Function):
     """(f(x), x, strength, y, dR(y)/d strength) -> f(x) = max_y <x, y> - Omega(y), with the derivatives of the maximum.
 
-    By the envelope theorem they are those at fixed y: y itself in x. Differentiated once more, y and R move with x.
+    By the envelope theorem these are the derivatives at fixed y: y itself in x. At second order, y and R vary with x.
     """
 
     generate_vmap_rule = True
@@ -70,8 +70,8 @@ _conjugate = with_forward_mode(_Conjugate, _conjugate_jvp)
 def _half_squared_k_support_norm(v: Tensor, k: float | Tensor) -> Tensor:
     """min over 0 <= z <= 1, sum z = k of sum v^2 / (2 z), along the last axis; Argyriou, Foygel, Srebro (2012).
 
-    The r largest have z = 1 and the others, with sum s, z = v (k - r) / s, for the r where these z are at most 1. A
-    wrong r in rounding is harmless: any feasible z is an upper bound.
+    The r largest have z = 1, and the others, with sum s, have z = v (k - r) / s; r is such that these z are at most 1.
+    A value of r that is wrong due to rounding is harmless: any feasible z is an upper bound.
     """
     descending = v.abs().sort(-1, descending=True).values
     largest_left = pad(descending, (0, 1))
@@ -100,30 +100,32 @@ def fenchel_young_topk_loss(
     .. math:: L(x, t) = \Omega^*(x) + \Omega(t) - \langle x, t\rangle \ge 0, \qquad
         \Omega^*(x) = \max_y \langle x, y\rangle - \Omega(y)
 
-    with the maximiser :func:`sparse_topk`, :func:`sparse_topk_magnitude` or :func:`sparse_topk_signed`, whose
-    regulariser :math:`\Omega` is given in :mod:`khot.losses`. Zero where y(x) = target. Differentiable in ``x``, as
-    often as the map is once more, and once in ``target`` and ``strength``; ``k`` is taken as a constant.
+    where the maximiser is :func:`sparse_topk`, :func:`sparse_topk_magnitude` or :func:`sparse_topk_signed`, whose
+    regulariser :math:`\Omega` is given in :mod:`khot.losses`. The loss is zero where y(x) = target. It is
+    differentiable in ``x``, once more often than the map, and once in ``target`` and ``strength``; ``k`` is treated as
+    a constant.
 
     Args:
-        x: Real scores (..., n); for ``kind="mask"``, ``-inf`` excludes an entry, whose target is then 0.
-        target: Tensor like ``x``, finite, in the domain of the map: for "mask" in [0, 1] with sum ``k`` (k-hot, or
-            soft), for "signed" in [-1, 1] with a sum of absolute values up to ``k``, for "magnitude" anything. Sums may
-            be off by the rounding of the target's dtype.
-        k: As of the map.
+        x: Real scores (..., n); for ``kind="mask"``, ``-inf`` excludes an entry, whose target must be 0.
+        target: Finite tensor like ``x``, in the domain of the map: for "mask" in [0, 1] with sum ``k`` (k-hot, or
+            soft), for "signed" in [-1, 1] with a sum of absolute values up to ``k``, for "magnitude" without
+            restriction. Sums may be off by the rounding error of the target's dtype.
+        k: See the map.
         strength: Positive weight of the regulariser.
         p: Exponent of the regulariser, a Python number, ``1 < p <= 2``.
         kind: Which of the maps: "mask", "magnitude" or "signed".
         reduction: "mean" or "sum" over the batch, or "none".
-        unbounded: Take any target, and leave out :math:`\Omega(t)`, which for a target outside the domain is infinite.
-            It is the setting of [1], with a one-hot target and k = 3. The gradient is the same, but for a mask whose
-            target does not sum to k the loss has no lower bound: it changes by ``(k - target.sum()) c`` for ``x + c``.
+        unbounded: Accept any target, and leave out :math:`\Omega(t)`, which is infinite for a target outside the
+            domain.
+            [1] uses this setting with a one-hot target and k = 3. The gradient is the same, but for a mask whose target
+            does not sum to k the loss has no lower bound: it changes by ``(k - target.sum()) c`` for ``x + c``.
 
     Returns:
         Tensor of the batch shape, or a scalar, of the dtype of ``x``.
 
     Raises:
-        ValueError: If the target is not like ``x`` or outside the domain, or an argument is out of range. Contents of
-            tensors are looked at as :mod:`khot.relaxations` says.
+        ValueError: If the shape of the target is not that of ``x``, the target is outside the domain, or an argument is
+            out of range. When contents of tensors are checked is described in :mod:`khot.relaxations`.
         TypeError: If an argument has the wrong type or dtype.
 
     References:
@@ -150,7 +152,7 @@ def fenchel_young_topk_loss(
             _check_target(target, k, kind, rounding)
     strength = torch.as_tensor(strength, dtype=x.dtype, device=x.device).expand(x.shape[:-1])
 
-    if kind == "mask":  # sums of y are exactly k: what x is measured from cancels, and its digits with it
+    if kind == "mask":  # y sums to exactly k, so subtracting a constant from x changes nothing and saves digits
         centre = x.detach().masked_fill(infinite, 0).mean(-1, keepdim=True)
         x = x - centre
         offset = centre.squeeze(-1) * (k - target.sum(-1))
@@ -162,7 +164,7 @@ def fenchel_young_topk_loss(
     def norm(v: Tensor) -> Tensor | float:
         return _half_squared_k_support_norm(v, k) if kind == "magnitude" else 0.0
 
-    if kind == "magnitude":  # by Euler's theorem <x, y> = strength p R(y) + 2 norm(y), of which no part cancels
+    if kind == "magnitude":  # by Euler's theorem <x, y> = strength p R(y) + 2 norm(y), without cancellation
         exact = y.detach().double()
         value = (strength.detach() * (p - 1) * penalty(exact) + norm(exact)).to(x.dtype)
     else:
@@ -184,7 +186,7 @@ def _check_shape_of_target(target: Any, x: Tensor) -> None:
 
 
 def _check_entries_of_target(target: Tensor, y: Tensor, infinite: Tensor) -> None:
-    """Finite entries, and where scores are infinite those of the mask y."""
+    """Checks for finite entries that agree with the mask y where scores are infinite."""
     if not bool(target.isfinite().all()):
         raise ValueError(f"`target` must be finite, but contains {target[~target.isfinite()][0]}")
     if bool((infinite & (target != y)).any()):
@@ -192,7 +194,7 @@ def _check_entries_of_target(target: Tensor, y: Tensor, infinite: Tensor) -> Non
 
 
 def check_settings(kind: Any, reduction: Any, unbounded: Any) -> None:
-    """The arguments that are no tensors."""
+    """Checks the arguments that are not tensors."""
     if not isinstance(kind, str) or kind not in _SPARSE_MAPS:
         raise ValueError(f"`kind` must be one of {', '.join(map(repr, _SPARSE_MAPS))}, but got {kind!r}")
     check_choice("reduction", reduction, REDUCTIONS)
@@ -200,7 +202,7 @@ def check_settings(kind: Any, reduction: Any, unbounded: Any) -> None:
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """By how much of its size a sum may be off for entries in this dtype; half types are computed in another."""
+    """The relative error that a sum of entries in this dtype may have; half types are computed in another dtype."""
     if not dtype.is_floating_point:
         return 0.0
     eps = torch.finfo(dtype).eps

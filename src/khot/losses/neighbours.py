@@ -1,4 +1,4 @@
-"""The loss of nearest neighbours in learned features."""
+"""A nearest-neighbour loss for learned features."""
 
 import torch
 from torch import Tensor
@@ -28,15 +28,16 @@ def knn_loss(
     relaxation: Relaxation = transport_topk,
     reduction: str = "mean",
 ) -> Tensor:
-    r"""Minus the logarithm of the share of a query's k relaxed nearest neighbours that have its label.
+    r"""The negative logarithm of the share of a query's k relaxed nearest neighbours that have its label.
 
     .. math:: L_q = -\log \frac{1}{k} \sum_{j : \ell_j = \ell_q} A_{qj}, \qquad
         A_q = \mathrm{relaxation}(-\lVert f_q - f_j \rVert^2, k, \mathrm{softness})
 
-    It trains the network that makes the features; tests use the majority of the k nearest. Queries whose label no key
-    has are left out: their loss is 0, and they do not count in the mean. Computed in logarithms where the relaxation
-    has one, so that neighbours far beyond the threshold keep their gradient; of another mask, shares below the smallest
-    normal number count as that number, with no gradient. Differentiable in the features, ``k`` and ``softness``.
+    The loss trains the network that computes the features; at test time, the label is the majority among the k nearest.
+    Queries whose label no key has are left out: their loss is 0, and they do not count in the mean. The computation is
+    in logarithms if the relaxation has one, so that neighbours far beyond the threshold keep their gradient. For other
+    masks, shares below the smallest normal number count as that number, without gradient. Differentiable in the
+    features, ``k`` and ``softness``.
 
     Args:
         query: Features (..., queries, d).
@@ -53,7 +54,7 @@ def knn_loss(
 
     Raises:
         ValueError: If shapes do not match, or ``k`` or ``softness`` is out of range.
-        TypeError: If features are not floating-point or labels not integer tensors.
+        TypeError: If features are not floating-point tensors or labels are not integer tensors.
 
     References:
         [1] Xie et al. (2020), "Differentiable Top-k with Optimal Transport", NeurIPS, section 4.1.
@@ -79,7 +80,7 @@ def knn_loss(
         share = (relaxation(scores, k, softness) * same).sum(-1)
         logs = share.clamp(min=torch.finfo(share.dtype).tiny).log()
     else:
-        open_rows = same | ~has_neighbour.unsqueeze(-1)  # a row without an entry would have no gradient but NaN
+        open_rows = same | ~has_neighbour.unsqueeze(-1)  # a row without any entry would have a gradient of NaN
         logs = logarithm(scores, k, softness).masked_fill(~open_rows, -torch.inf).logsumexp(-1)
     size = torch.as_tensor(k, dtype=logs.dtype, device=logs.device)
     losses = torch.where(has_neighbour, size.log() - logs, 0.0)
@@ -89,7 +90,7 @@ def knn_loss(
 
 
 def _squared_distances(query: Tensor, keys: Tensor) -> Tensor:
-    """(..., queries, keys); what all features have in common is subtracted first, and its digits with it."""
+    """(..., queries, keys); the common part of all features is subtracted first, so it does not cost digits."""
     centre = keys.detach().mean(-2, keepdim=True)
     query, keys = query - centre, keys - centre
     squares = query.square().sum(-1, keepdim=True) + keys.square().sum(-1).unsqueeze(-2)

@@ -1,4 +1,4 @@
-"""What the losses have in common: how they are reduced, and how messages name what they were given."""
+"""The shared part of the losses: reductions, and descriptions of arguments for error messages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda v: v, "mean"
 
 
 def describe(value: object) -> str:
-    """What was given in the place of a tensor, as a noun."""
+    """A noun phrase for what was passed in place of a tensor."""
     if isinstance(value, Tensor):
         return f"one of shape {tuple(value.shape)}, {value.dtype}"
     return f"a {type(value).__name__}"

@@ -1,13 +1,13 @@
-"""Top-k as modules: activations, gates, sparsity of weights, routers and losses, with their state.
+"""Top-k as modules: activations, gates, sparse weights, routers and losses, with their state.
 
-They take scores of any batch shape, and return them times a mask (:class:`TopKMask` the mask itself). Without a
-softness the mask is hard, and gradients reach the entries that are kept; with one it is relaxed, or hard with the
-gradient of the relaxed one (``straight_through=True``). Needs torch only, but for :class:`KHotGate`, which needs Pyro.
-Not among the names of ``khot``: ``from khot.nn import TopK``.
+The modules take scores of any batch shape and return them multiplied by a mask (:class:`TopKMask` returns the mask
+itself). Without a softness the mask is hard, and gradients reach the entries that are kept. With one it is relaxed, or
+hard with the gradient of the relaxed one (``straight_through=True``). The package needs torch only, except for
+:class:`KHotGate`, which needs Pyro. Its names are not re-exported by ``khot``: ``from khot.nn import TopK``.
 
-In evaluation all can be exported by ``torch.export``, and by ``torch.onnx.export(..., dynamo=True)``: there relaxed
-masks, but for those by absolute value and links with tails like powers, take a fixed number of plain operations. Under
-``DistributedDataParallel`` each rank draws and keeps from its own rows; ranks with equal seeds draw equal masks.
+In evaluation mode, all modules can be exported by ``torch.export`` and by ``torch.onnx.export(..., dynamo=True)``.
+Relaxed masks then take a fixed number of plain operations, except for masks by absolute value and links with power-law
+tails. Under ``DistributedDataParallel`` each rank selects from its own rows; ranks with equal seeds draw equal masks.
 """
 
 from importlib import import_module
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # to a type checker every name would be one of khot.nn's
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name != "KHotGate":

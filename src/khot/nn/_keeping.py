@@ -1,4 +1,4 @@
-"""The short way of hard modules on a CPU: one loop gives the entries that are kept, with no mask to multiply by."""
+"""The fast way of hard modules on a CPU: one loop returns the kept entries, without a mask to multiply by."""
 
 from typing import Any, NamedTuple
 
@@ -14,12 +14,12 @@ from khot.relaxations.axes import as_axes, as_rows
 
 
 class Kept(NamedTuple):
-    """What a hard mask keeps.
+    """The entries that a hard mask keeps.
 
     Attributes:
-        values: The entries that are kept, and zeros; with the gradient of the entries.
-        mask: Which are kept, as bools.
-        smallest: The smallest positive score that is kept in each row; infinite where there is none.
+        values: The kept entries, with their gradient, and zeros.
+        mask: Which entries are kept, as bools.
+        smallest: The smallest positive score that is kept in each row; infinite if there is none.
     """
 
     values: Tensor
@@ -28,12 +28,12 @@ class Kept(NamedTuple):
 
 
 class _Keep(Function):
-    """The kept entries as a function of all: linear, so that the derivative is the same selection of the gradient."""
+    """The kept entries as a function of all. It is linear, so the derivative is the same selection of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, values: list[Tensor], mask: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
-        return values.pop()  # autograd makes them the result, so that to keep them here would be a circle
+        return values.pop()  # autograd makes them the result; keeping a reference here would form a cycle
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -42,14 +42,14 @@ class _Keep(Function):
 
 
 def keep_largest(x: Tensor, k: Any, dim: int | tuple[int, ...], by: str) -> Kept | None:
-    """The k largest entries along an axis; None for calls that have to go the long way, wrong ones among them."""
+    """The k largest entries along an axis; None for calls that need the general way, invalid ones among them."""
     is_whole = not (k.is_floating_point() or k.dtype == torch.bool) if isinstance(k, Tensor) else is_int(k)
     call = call_of(x, k) if isinstance(k, Tensor) else call_of(x)
     if not (call.is_plain and call.shards is None and is_whole and x.numel() > 0):
         return None
     rows = as_rows(x.detach(), dim)
     choice = selection.keep_largest.choose(rows)
-    if choice is None:  # in plain torch the long way takes less time
+    if choice is None:  # in plain torch the general way is faster
         return None
     batch = rows.shape[:-1]
     try:

@@ -1,4 +1,4 @@
-"""What modules with a mask have in common: it is hard, relaxed or straight-through, with a softness that may learn."""
+"""The shared part of modules with a mask: hard, relaxed or straight-through, with a softness that may be learned."""
 
 import math
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class Masking(Module):
         self._softness = softness
 
     def checked(self, name: str, value: Any, learned: bool = False) -> Any:
-        """``k``, an int where the mask is hard, or the softness."""
+        """The checked ``k``, an int if the mask is hard, or the checked softness."""
         if name == "k":
             return checked_size("k", value, whole=self._softness is None)
         if value is not None:
@@ -70,14 +70,14 @@ class Masking(Module):
             return float(checked_positive("softness", value, torch.Size()))
         if self.straight_through or learned or self.log_softness is not None:
             name = "straight_through" if self.straight_through else "learn_softness"
-            raise ValueError(f"`{name}` needs a `softness`, but got softness=None, the hard mask")
+            raise ValueError(f"`{name}` needs a `softness`, but got softness=None, which gives the hard mask")
         return None
 
     @property
     def softness(self) -> float | Tensor | None:
         """A number, a tensor with the gradient of ``log_softness``, or None for a hard mask.
 
-        A number may be assigned at any time, to ``log_softness`` if the softness is learned.
+        A number may be assigned at any time; it goes to ``log_softness`` if the softness is learned.
         """
         return self._current_softness()
 
@@ -88,7 +88,7 @@ class Masking(Module):
             with torch.no_grad():
                 self.log_softness.fill_(math.log(self._softness))
 
-    def _current_softness(self) -> float | Tensor | None:  # no property, which compilers do not find by `super`
+    def _current_softness(self) -> float | Tensor | None:  # not a property: compilers cannot find one through `super`
         if self.log_softness is not None:
             return as_scalar(self.log_softness).to(compute_dtype(self.log_softness)).exp()
         softness: float | Tensor | None = self.number("_softness")
@@ -101,17 +101,17 @@ class Masking(Module):
             return hard_mask(x, k, dim)
         if self.straight_through:
             return straight_through_topk(x, k, softness, dim, relaxation=self.relaxation)
-        if is_dtensor(x):  # whose axes are better not moved
+        if is_dtensor(x):  # its axes should not be moved
             return self.relaxation(x, k, softness, dim=dim)
         rows = as_rows(x, dim)
         return as_axes(self.relaxation(rows, k, softness), x, dim)
 
     def scores_of(self, x: Tensor) -> Tensor:
-        """What decides which entries are kept: they themselves or their absolute values; ``-inf`` excludes an entry."""
+        """The scores that decide which entries are kept, values or absolute values; ``-inf`` excludes an entry."""
         return x if self.by == "value" else x.abs().masked_fill(x == -torch.inf, -torch.inf)
 
     def shown_softness(self) -> str:
-        """For ``extra_repr``: empty for a hard mask by value."""
+        """For ``extra_repr``; empty for a hard mask by value."""
         of_magnitudes = ", by='magnitude'" if self.by == "magnitude" else ""
         return self._shown_softness() + of_magnitudes
 
@@ -119,7 +119,7 @@ class Masking(Module):
         if self._softness is None:
             return ""
         softness, learned = f"{self._softness:.4g}", self.log_softness
-        if learned is not None:  # shards and tensors without data show no number
+        if learned is not None:  # shards and tensors without data have no number to show
             softness = "?" if is_dtensor(learned) or not can_look(learned) else f"{learned.detach().exp().item():.4g}"
         name = getattr(self.relaxation, "__name__", repr(self.relaxation))
         shown = f", softness={softness}, relaxation={name}"
@@ -128,9 +128,9 @@ class Masking(Module):
 
 
 def hard_mask(x: Tensor, k: Any, dim: int | tuple[int, ...]) -> Tensor:
-    """:func:`topk_mask` that never marks an entry that ``-inf`` excludes: an error where there are too few others.
+    """:func:`topk_mask` that never marks an entry excluded by ``-inf``, and raises if too few others are left.
 
-    Where contents cannot be read, such a mask has fewer ones.
+    If the contents cannot be read, such a mask has fewer ones.
     """
     if not isinstance(k, Tensor):
         k = checked_int("k", k, "an int or an integer tensor for a hard mask")
@@ -142,10 +142,10 @@ def hard_mask(x: Tensor, k: Any, dim: int | tuple[int, ...]) -> Tensor:
 
 
 def places_of_largest(x: Tensor, k: int, *, may_exclude: bool = False) -> Tensor:
-    """Where the k largest entries of each row of x (..., n) are, in increasing order.
+    """The indices of the k largest entries of each row of x (..., n), in increasing order.
 
-    It is an error if ``-inf`` leaves fewer than k entries and anybody can look, unless the places of entries that are
-    excluded may be among these.
+    Raises if ``-inf`` leaves fewer than k entries and the contents can be read, unless excluded entries may fill up the
+    selection.
     """
     mask = topk_mask(x, k)
     if not may_exclude and looks_at_contents(x):
@@ -154,7 +154,7 @@ def places_of_largest(x: Tensor, k: int, *, may_exclude: bool = False) -> Tensor
 
 
 def keep(x: Tensor, mask: Tensor) -> Tensor:
-    """The product, in which entries that ``-inf`` excludes are 0."""
+    """The product, in which entries excluded by ``-inf`` are 0."""
     if (
         x.device.type == "cpu"
         and x.numel()
@@ -162,12 +162,12 @@ def keep(x: Tensor, mask: Tensor) -> Tensor:
         and not has_parts(x)
         and bool(x.detach().amin() > -torch.inf)
     ):
-        return x * mask  # no entry is excluded: to find that out is cheaper than to replace them
+        return x * mask  # no entry is excluded; to find this out is cheaper than to replace entries
     return x.masked_fill(x == -torch.inf, 0) * mask
 
 
 def keep_masked(x: Tensor, mask: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """:func:`keep` and the mask, a function of x: both in float32 at least, so that the product is rounded once."""
+    """:func:`keep` and the mask, a function of x; both at least in float32, so that the product is rounded once."""
     check_scores(x, -1)
     wide = x.to(compute_dtype(x))
     found = mask(wide)
@@ -175,12 +175,12 @@ def keep_masked(x: Tensor, mask: Callable[[Tensor], Tensor]) -> tuple[Tensor, Te
 
 
 def has_parts(x: Tensor) -> bool:
-    """Whether other processes have parts of x."""
+    """Whether other processes hold parts of x."""
     return not torch.compiler.is_compiling() and (is_dtensor(x) or shards_of_rows() is not None)
 
 
 def checked_size(name: str, value: Any, whole: bool) -> float:
-    """A number >= 0, an int where the mask is hard."""
+    """A number >= 0; an int if the mask is hard."""
     number = checked_int(name, value, "an int for a hard mask") if whole else checked_real(name, value)
     if not 0 <= number < math.inf:
         raise ValueError(f"`{name}` must be finite and at least 0, but got {value}")
@@ -188,7 +188,7 @@ def checked_size(name: str, value: Any, whole: bool) -> float:
 
 
 def check_axes(dim: Any) -> None:
-    """``dim`` is an int or a tuple of ints."""
+    """Checks that ``dim`` is an int or a tuple of ints."""
     axes = dim if isinstance(dim, tuple) else (dim,)
     if not axes or not all(map(is_int, axes)):
         raise TypeError(f"`dim` must be an int or a tuple of ints, but got {dim!r}")

@@ -1,4 +1,4 @@
-"""A schedule for a number of a module, as torch has for learning rates."""
+"""A schedule for a number of a module, like torch's schedules for learning rates."""
 
 from typing import Any
 
@@ -11,26 +11,26 @@ STATE = ("start", "end", "steps", "shape", "whole", "last_step")
 
 
 class Anneal:
-    r"""Moves a number of a module from one value to another: its softness, k, threshold, capacity or density.
+    r"""Moves a number of a module from one value to another: softness, k, threshold, capacity or density.
 
     .. math:: v_t = a + (b - a)\, t / T \quad\text{or}\quad v_t = a^{1 - t / T}\, b^{t / T}, \qquad t = 0, 1, \dots, T
 
-    It is used as a scheduler of ``torch.optim.lr_scheduler`` is: it assigns the first value when it is made and the
-    next one at each :meth:`step`, and keeps the last one after ``steps`` of them. Where the module's number and both
-    ends are ints, as for the k of a hard mask, each value is rounded to the nearest int. A compiled module is compiled
-    once more at the first change, and not again.
+    Use it like a scheduler of ``torch.optim.lr_scheduler``: it assigns the first value on construction and the next one
+    at each :meth:`step`, and keeps the last one after ``steps`` calls. If the number and both ends are ints, as for the
+    k of a hard mask, each value is rounded to the nearest int. A compiled module is compiled once more at the first
+    change, and not again.
 
     Args:
-        module: What has the number, such as :class:`TopK`.
+        module: The module with the number, such as :class:`TopK`.
         name: Name of the number, such as ``"softness"``.
         end: Last value.
         steps: Number of calls of :meth:`step` until it is reached.
-        start: First value; what the module has now if None.
+        start: First value; by default the current value of the module.
         shape: "linear" for equal differences, "geometric" for equal ratios, which suits a softness.
 
     Raises:
-        TypeError: If an argument has the wrong type, or the module no such number.
-        ValueError: If an argument is out of range, for the module as well.
+        TypeError: If an argument has the wrong type, or the module has no such number.
+        ValueError: If an argument is out of range, or the module rejects a value.
 
     Example:
         >>> from khot.nn import TopK
@@ -70,7 +70,7 @@ class Anneal:
         self.last_step = 0
         before = getattr(module, name)
         self.whole = all(isinstance(value, int) for value in (before, self.start, self.end))
-        for value in (self.end, self.start):  # both ends are validated at once
+        for value in (self.end, self.start):  # validates both ends early
             try:
                 setattr(module, name, value)
             except (TypeError, ValueError):
@@ -79,7 +79,7 @@ class Anneal:
 
     @property
     def value(self) -> float:
-        """The value that the last step has assigned."""
+        """The value that the last step assigned."""
         if self.last_step == 0 or self.last_step >= self.steps:
             return self.start if self.last_step == 0 else self.end
         t = self.last_step / self.steps
@@ -95,11 +95,11 @@ class Anneal:
         setattr(self.module, self.name, self.value)
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the module and the name; modules do not save their numbers, so save this with the model."""
+        """The state without the module and the name. Modules do not save their numbers, so save this with the model."""
         return {name: getattr(self, name) for name in STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues a schedule: assigns the value that it had reached."""
+        """Resumes a schedule, and assigns the value that it had reached."""
         for name in STATE:
             setattr(self, name, state_dict[name])
         setattr(self.module, self.name, self.value)
@@ -110,7 +110,7 @@ class Anneal:
 
 
 def _number_of(module: torch.nn.Module, name: str) -> Any:
-    """The number that a module has, be it a Python number or a tensor of one element."""
+    """The number of a module, whether a Python number or a tensor with one element."""
     value = getattr(module, name)
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()

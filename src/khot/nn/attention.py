@@ -1,7 +1,7 @@
 r"""Attention in which every query attends to its k most similar keys.
 
-With A a top-k mask of each row of scores :math:`S = Q K^\top / \sqrt{d}`, it is softmax(S + log A) V. The mask may as
-well multiply the terms of the softmax, which is the same and takes zeros:
+Let A be a top-k mask of each row of scores :math:`S = Q K^\top / \sqrt{d}`. The result is softmax(S + log A) V.
+Equivalently, the mask multiplies the terms of the softmax, which also works for zeros:
 
 .. math:: \text{weights}_{ij} = A_{ij} e^{S_{ij}} / {\textstyle\sum_l} A_{il} e^{S_{il}}.
 """
@@ -43,29 +43,29 @@ def topk_attention(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    r"""Attention of every query to its k most similar keys: hard, or relaxed with log A added to the logits [1].
+    r"""Attention of every query to its k most similar keys: hard, or relaxed by adding log A to the logits [1].
 
     .. math:: \mathrm{softmax}\!\left(S + \log A\right) V, \qquad S = \text{scale} \cdot Q K^\top, \quad
         A = \mathrm{relaxation}(S, k, \text{softness})
 
-    Arguments and result are those of :func:`torch.nn.functional.scaled_dot_product_attention`, to which it is equal at
-    k = S for hard masks. Without a softness A is the hard mask: keys beyond the k-th get neither weight nor gradient,
-    and of equal ones the earlier count. Queries that may attend to fewer than k keys, as the first ones under a causal
-    mask, attend to all of these; a query that may attend to none gets 0. Differentiable as the relaxation is.
+    Arguments and result are those of :func:`torch.nn.functional.scaled_dot_product_attention`, to which a hard mask
+    with k = S is equal. Without a softness A is the hard mask: keys beyond the k-th get neither weight nor gradient,
+    and ties go to earlier keys. Queries that may attend to fewer than k keys, such as the first ones under a causal
+    mask, attend to all of these; a query that may attend to none gets 0. Differentiable if the relaxation is.
 
     Args:
         query: ``(..., L, d)``.
         key: ``(..., S, d)``.
         value: ``(..., S, e)``.
-        k: Number of keys for a query, an integer for a hard mask. A tensor broadcasts with ``(..., L)``: one number
-            for each head has shape ``(heads, 1)``.
+        k: Number of keys per query, an integer for a hard mask. A tensor broadcasts with ``(..., L)``: one number for
+            each head has shape ``(heads, 1)``.
         softness: Third argument of the relaxation, on the scale of the logits; None for the hard mask.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
-        attn_mask: Of bools, True where a query may attend to a key, or of numbers that are added to the logits,
-            ``-inf`` where it may not; broadcasts with ``(..., L, S)``.
-        is_causal: Whether queries attend to no later keys.
+        attn_mask: Bools, True where a query may attend to a key, or numbers that are added to the logits, ``-inf``
+            where it may not; broadcasts with ``(..., L, S)``.
+        is_causal: Whether to exclude later keys.
         dropout_p: Probability that a weight is dropped.
-        scale: What the products are multiplied by; :math:`1 / \sqrt{d}` if None.
+        scale: Factor of the dot products; by default :math:`1 / \sqrt{d}`.
 
     Returns:
         Tensor ``(..., L, e)`` of the dtype of ``query``.
@@ -97,7 +97,7 @@ def topk_attention(
     scores = _masked(scores, attn_mask, is_causal)
     sizes = _sizes(k, scores, is_causal, attn_mask is not None, softness is None)
     allowed = None if attn_mask is None else (scores > -torch.inf).any(-1, keepdim=True)
-    if allowed is not None:  # a row without keys has a softmax of NaN
+    if allowed is not None:  # the softmax of a row without keys is NaN
         scores = scores.masked_fill(~allowed, 0.0)
         sizes = torch.where(allowed.squeeze(-1), sizes, torch.ones_like(sizes))
     if softness is None:
@@ -114,7 +114,7 @@ def topk_attention(
 
 
 def _masked(scores: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
-    """The scores, ``-inf`` where a query may not attend to a key."""
+    """The scores, with ``-inf`` where a query may not attend to a key."""
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attn_mask, -torch.inf)
@@ -127,7 +127,7 @@ def _masked(scores: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor
 
 
 def _sizes(k: Any, scores: Tensor, is_causal: bool, has_mask: bool, is_hard: bool) -> Any:
-    """How many keys each query attends to: k, or all that it may attend to where these are fewer."""
+    """The number of keys that each query attends to: k, or all that it may attend to if these are fewer."""
     queries, keys = scores.shape[-2:]
     if not isinstance(k, Tensor):
         if is_hard or isinstance(k, Integral):

@@ -1,4 +1,4 @@
-"""The largest entries of a whole batch, and the threshold that stands for them afterwards."""
+"""Keeps the largest entries of a whole batch in training, and those above a learned threshold in evaluation."""
 
 import math
 import warnings
@@ -39,53 +39,53 @@ if TYPE_CHECKING:
 
 
 class BatchTopK(CountsIdleUnits):
-    r"""Keeps the largest entries of a batch: k for each row on average, more in one row and fewer in another.
+    r"""Keeps the largest entries of a batch: k per row on average, more in some rows and fewer in others.
 
-    Training: of x ``(..., n)`` with B rows, the :math:`\mathrm{round}(kB)` largest entries of all are kept; a relaxed
-    mask has the sum :math:`kB`. Evaluation: what exceeds ``threshold`` is kept, so that rows do not depend on each
-    other; it is the moving average, over the batches of training, of the smallest positive entry that was kept, a
-    buffer in float32 whatever the module is cast to. Rows like those of training exceed it k times on average, once x
-    has come to rest: the average lags ``1 / momentum`` batches behind, so let the learning rate fall at the end.
-    Evaluation before any training keeps the largest entries of its batch, and warns. Rows that the encoder was not
-    fitted to may exceed the threshold more often. For these, calls in training mode without gradient, on some held-out
-    batches, move the threshold to k::
+    In training, the :math:`\mathrm{round}(kB)` largest entries of x ``(..., n)`` with B rows are kept; a relaxed mask
+    has the sum :math:`kB`. In evaluation, entries above ``threshold`` are kept, so that rows do not depend on each
+    other. The threshold is the moving average, over training batches, of the smallest positive entry that was kept; it
+    is a float32 buffer whatever the dtype of the module. Rows like those of training have k entries above it on
+    average, once x no longer changes: the average lags ``1 / momentum`` batches behind, so let the learning rate decay
+    at the end. Evaluation before any training keeps the largest entries of its batch, and warns. In data that the
+    encoder was not fitted to, more entries may exceed the threshold. To move the threshold to k for such data, call the
+    module in training mode without gradient on some held-out batches::
 
         with torch.no_grad():
             for batch in held_out:
                 topk(encoder(batch))
 
-    With ``n`` it counts for how many rows of training each unit has not been kept; :meth:`auxiliary_loss` revives those
-    that are dead. A ``cap`` limits what a single row may keep: only its ``cap`` largest entries take part, in training
-    and in evaluation.
+    With ``n``, the module counts for how many training rows each unit has not been kept; :meth:`auxiliary_loss` revives
+    dead units. A ``cap`` limits what a single row may keep: only its ``cap`` largest entries take part, in training and
+    in evaluation.
 
-    ``k``, ``softness`` and ``threshold`` may be assigned at any time; ``module(x, k)`` takes another k for this call, a
-    number or a tensor with one for each row, whose sum is then the number of entries.
+    ``k``, ``softness`` and ``threshold`` may be assigned at any time. ``module(x, k)`` uses another k for this call: a
+    number, or a tensor with one for each row, whose sum is then the number of entries.
 
-    Training moves the threshold in place, which transforms of ``torch.func`` refuse, as they do for batch
-    normalisation; with ``track_running_stats=False`` there is no threshold to move.
+    Training changes the threshold in place. Transforms of ``torch.func`` refuse this, as they do for batch
+    normalisation; with ``track_running_stats=False`` there is no threshold to change.
 
     Args:
-        k: Mean number of entries kept in a row, positive; need not be an integer.
-        softness: Third argument of the relaxation, None for the hard mask.
+        k: Mean number of entries kept per row, positive; need not be an integer.
+        softness: Third argument of the relaxation; None for the hard mask.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
         straight_through: Whether a hard mask gets the gradient of the relaxed one.
         learn_softness: Whether the softness is a parameter.
         momentum: Weight of the newest batch in the threshold; None for the mean of all batches.
         n: Number of units, for :meth:`auxiliary_loss`.
-        dead_after: For how many rows, which are the tokens of a language model, a dead unit has not been kept.
-        group: Processes that have a part of the batch each, ``torch.distributed.group.WORLD`` for all: the largest
-            entries are those of all parts, and threshold and dead units the same everywhere. All of them call the
-            module as often. Gradients are such that DistributedDataParallel, which takes their mean, gets those of the
-            mean loss. Copies and pickles have no group. A DTensor needs none.
-        track_running_stats: Whether there is a threshold; otherwise evaluation, too, keeps the largest entries of the
+        dead_after: Number of rows (tokens, in a language model) without being kept after which a unit is dead.
+        group: Processes that each hold a part of the batch, ``torch.distributed.group.WORLD`` for all. The largest
+            entries are then those of all parts, and threshold and dead units are the same everywhere. All processes
+            must call the module equally often. Gradients are scaled such that DistributedDataParallel, which averages
+            them, obtains the gradient of the mean loss. Copies and pickles have no group. A DTensor needs none.
+        track_running_stats: Whether there is a threshold. Without it, evaluation also keeps the largest entries of the
             batch, and there are no dead units.
-        by: "value" for the largest entries, "magnitude" for those that are largest in absolute value, with their signs.
+        by: "value" for the largest entries, "magnitude" for the entries of largest absolute value, with their signs.
         cap: Largest number of entries of a row, an int of at least ``k``; None for no limit.
 
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range, or x has fewer units than k.
-        RuntimeError: If it is trained inside a transform of ``torch.func`` with a threshold from outside of it.
+        RuntimeError: If it is trained inside a transform of ``torch.func`` but has a threshold from outside.
 
     References:
         [1] Bussmann, Leask, Nanda (2024), "BatchTopK sparse autoencoders", arXiv:2412.06410.
@@ -126,15 +126,15 @@ class BatchTopK(CountsIdleUnits):
             raise ValueError(f"`n` counts dead units, which needs track_running_stats=True, but got n={n}")
         self.k, self.momentum, self.group = k, None if momentum is None else checked_weight("momentum", momentum), group
         self.cap = None if cap is None else checked_count("cap", cap)
-        self.k = self.k  # which has to be checked against the cap
+        self.k = self.k  # checks it against the cap
         self.set_up_counts(n, dead_after)
         self._has_warned = False
-        start, count = torch.tensor(torch.nan, dtype=torch.float32), torch.tensor(0)  # NaN: there was no training yet
+        start, count = torch.tensor(torch.nan, dtype=torch.float32), torch.tensor(0)  # NaN: not trained yet
         self.register_buffer("threshold", start if track_running_stats else None)
         self.register_buffer("num_batches_tracked", count if track_running_stats and momentum is None else None)
 
     def checked(self, name: str, value: Any, learned: bool = False) -> Any:
-        """``k``, which is positive, or the softness."""
+        """The checked ``k``, which is positive, or the checked softness."""
         if name != "k":
             return super().checked(name, value, learned)
         if not 0 < (k := checked_real("k", value)) < math.inf:
@@ -168,11 +168,11 @@ class BatchTopK(CountsIdleUnits):
 
     def _current_softness(self) -> float | Tensor | None:
         softness: Any = super()._current_softness()
-        if is_dtensor(softness):  # the same on all processes, as is its gradient
+        if is_dtensor(softness):  # it is the same on all processes, and so is its gradient
             return cast(Tensor, softness.to_local())
         if self.group is None or not isinstance(softness, Tensor):
             return softness
-        share = softness / dist.get_world_size(self.group)  # as the gradient of each process is that of all
+        share = softness / dist.get_world_size(self.group)  # because each process gets the gradient of all
         return straight_through_value(softness.detach(), share)
 
     def _of_the_batch(self, x: Tensor, k: float | Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class BatchTopK(CountsIdleUnits):
     def _of_dtensor(self, x: Any, k: float | Tensor) -> Tensor:
         softness = super()._current_softness()
         if isinstance(softness, Tensor):
-            as_dtensor("softness", softness, "x", x.device_mesh)  # validates the argument at once
+            as_dtensor("softness", softness, "x", x.device_mesh)  # validates the argument early
         x = placed(x, [replicated(x.device_mesh)[0] if p.is_partial() else p for p in x.placements])
         cut = [at for at, placement in enumerate(x.placements) if shard_axis(placement) is not None]
         with spread_over(shards_of(x, set(range(x.dim())), cut)):
@@ -195,11 +195,11 @@ class BatchTopK(CountsIdleUnits):
         return whole(y, x, x.placements, x.shape, x.stride())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the group, of which there are no copies."""
+        """The state without the group, which cannot be copied."""
         return self.__dict__ | {"group": None}
 
     def _of_parts(self, x: Tensor, entries: int, k: float | Tensor) -> Tensor:
-        """The largest of all entries, of which x may be a part."""
+        """The largest of all entries, of which x may hold only a part."""
         size, whole = self._sizes(x, entries, k)
         axes = tuple(range(x.dim()))
 
@@ -224,7 +224,7 @@ class BatchTopK(CountsIdleUnits):
         return y
 
     def _within_cap(self, x: Tensor) -> Tensor:
-        """The entries without those beyond the cap of their row."""
+        """The entries, without those beyond the cap of their row."""
         if self.cap is None or self.cap >= x.shape[-1]:
             return x
         if has_parts(x):
@@ -232,7 +232,7 @@ class BatchTopK(CountsIdleUnits):
         return x.masked_fill(topk_mask(self.scores_of(x.detach()), self.cap) == 0, -torch.inf)
 
     def _sizes(self, x: Tensor, entries: int, k: float | Tensor) -> tuple[float | Tensor, int | Tensor]:
-        """How many entries to keep, as the sum of a relaxed mask and as a whole number."""
+        """The number of entries to keep, as the sum of a relaxed mask and as a whole number."""
         rows = entries // max(x.shape[-1], 1)
         if not isinstance(k, Tensor):
             if k > x.shape[-1]:
@@ -248,7 +248,7 @@ class BatchTopK(CountsIdleUnits):
 
     @torch.no_grad()
     def _watch(self, x: Tensor, kept: Tensor, smallest: Tensor, rows: int) -> None:
-        """Moves the threshold, and counts for how long units have been idle."""
+        """Updates the threshold, and counts for how long units have been idle."""
         self.check_in_place(x, self.threshold, "moves its threshold")
         new = self._over_parts(smallest, smallest=True).to(self.threshold.dtype)
         is_new = new.isfinite()
@@ -263,21 +263,21 @@ class BatchTopK(CountsIdleUnits):
             self.count_idle(self._over_parts(used.float()) > 0, rows)
 
     def _over_parts(self, values: Tensor, smallest: bool = False) -> Tensor:
-        """The largest values, or the smallest, that the parts of the batch have."""
+        """The largest, or the smallest, values over all parts of the batch."""
         if (shards := shards_of_rows()) is None:
             return values
         (most,) = shards.max(-values if smallest else values)
         return (-most if smallest else most).to(values.dtype)
 
     def _is_untrained(self) -> bool:
-        """Whether there certainly is no threshold, with one warning if there ought to be one."""
+        """Whether there is certainly no threshold; warns once if there should be one."""
         if self.threshold is None:
             return True
         if not looks_at_contents(self.threshold) or not bool(self.threshold.isnan()):
             return False
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(UNTRAINED, RuntimeWarning, stacklevel=5)  # of who calls the module
+            warnings.warn(UNTRAINED, RuntimeWarning, stacklevel=5)  # at the line that calls the module
         return True
 
     def _above_the_threshold(self, x: Tensor, k: float | Tensor) -> Tensor:
@@ -286,11 +286,11 @@ class BatchTopK(CountsIdleUnits):
             size, _ = self._sizes(x, x.numel(), k)
             threshold = _threshold_for(threshold, scores.detach(), torch.as_tensor(size, dtype=torch.float64))
         dtype = torch.promote_types(x.dtype, threshold.dtype)
-        nothing = torch.zeros_like(threshold).masked_fill(threshold.isnan(), torch.nan)  # where contents cannot be read
+        nothing = torch.zeros_like(threshold).masked_fill(threshold.isnan(), torch.nan)  # if contents cannot be read
         return torch.where(scores.to(dtype) > threshold.to(dtype), x, nothing.to(x.dtype))
 
     def to_jumprelu(self) -> JumpReLU:
-        """The module that it is in evaluation, without state of training."""
+        """The module that it amounts to in evaluation, without training state."""
         if self.threshold is None or bool(self.threshold.isnan()):
             raise RuntimeError("BatchTopK has no threshold before it was trained: call it in training mode first")
         if self.by == "magnitude" or self.cap is not None:
@@ -305,7 +305,7 @@ class BatchTopK(CountsIdleUnits):
 
 
 def _kept_above(threshold: Tensor, x: Tensor, size: Tensor) -> Tensor:
-    """The threshold or, if there is none yet, one below the ``size`` largest entries of x."""
+    """The threshold or, if there is none yet, a value below the ``size`` largest entries of x."""
     if not checks_contents(threshold) or not bool(threshold.isnan()):
         return threshold.clone()
     warnings.warn(UNTRAINED, RuntimeWarning, stacklevel=2)
@@ -315,6 +315,6 @@ def _kept_above(threshold: Tensor, x: Tensor, size: Tensor) -> Tensor:
     return kept.amin().nextafter(torch.full_like(threshold, -torch.inf))
 
 
-# A graph cannot look at the threshold, but what an operator does is no part of the graph.
+# A graph cannot read the threshold, but the inside of an operator is not part of the graph.
 _threshold_for = define("batch_topk_threshold", _kept_above)
 _threshold_for.register_fake(lambda threshold, x, size: torch.empty_like(threshold))

@@ -16,17 +16,17 @@ from .topk import Selection, TopK
 
 
 class ExpertChoice(TopK):
-    """Routing in which every expert takes the tokens that it wants most, so that all have the same load.
+    """Routing in which every expert takes the tokens that it wants most, so that all experts have the same load.
 
-    Takes gates ``(..., tokens, experts)`` and keeps in each column the ``capacity`` largest: gates times a mask along
-    the tokens. A token may go to several experts, or to none. ``relaxation=sparse_topk`` has zeros and a gradient.
-    An expert takes all tokens where there are fewer than its capacity: a last batch may be shorter, and ``-inf``
-    excludes tokens such as padding. ``capacity`` and ``softness`` may be assigned at any time; ``module(x, k)`` takes
-    another capacity for this call, a number or a tensor ``(..., experts)``. :meth:`select` gives the gates and places
-    of the tokens alone, ``(..., capacity, experts)``.
+    Takes gates ``(..., tokens, experts)`` and keeps the ``capacity`` largest in each column: the result is the gates
+    times a mask along the tokens. A token may go to several experts, or to none. ``relaxation=sparse_topk`` has zeros
+    and a gradient. If there are fewer tokens than its capacity, an expert takes all: a last batch may be shorter, and
+    ``-inf`` excludes tokens such as padding. ``capacity`` and ``softness`` may be assigned at any time.
+    ``module(x, k)`` uses another capacity for this call, a number or a tensor ``(..., experts)``. :meth:`select`
+    returns only the gates and indices of the selected tokens, ``(..., capacity, experts)``.
 
     Args:
-        capacity: Number of tokens for each expert; for a relaxed mask the sum of its weights.
+        capacity: Number of tokens per expert; for a relaxed mask the sum of its weights.
         softness: None for the hard mask.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
         straight_through: Whether a hard mask gets the gradient of the relaxed one.
@@ -56,14 +56,14 @@ class ExpertChoice(TopK):
         super().__init__(capacity, softness, relaxation, -2, straight_through, learn_softness)
 
     def checked(self, name: str, value: Any, learned: bool = False) -> Any:
-        """``k``, under the name of ``capacity``, or the softness."""
+        """The checked ``k``, under the name ``capacity``, or the checked softness."""
         if name == "k":
             return checked_size("capacity", value, whole=self._softness is None)
         return super().checked(name, value, learned)
 
     @property
     def capacity(self) -> float:
-        """Number of tokens for each expert, which may be assigned at any time."""
+        """Number of tokens per expert, which may be assigned at any time."""
         return self.k
 
     @capacity.setter
@@ -74,18 +74,18 @@ class ExpertChoice(TopK):
         return super().forward(x, self._capacity_for(x, self.number("k") if k is None else k))
 
     def select(self, x: Tensor, k: int | None = None) -> Selection:
-        """Gates and places of the tokens of each expert, ``(..., capacity, experts)``, as :meth:`TopK.select` does.
+        """Gates and indices of the tokens of each expert, ``(..., capacity, experts)``, as in :meth:`TopK.select`.
 
         Args:
             x: Gates ``(..., tokens, experts)``.
-            k: Capacity for this call, an int; that of the module if None.
+            k: Capacity for this call, an int; by default that of the module.
         """
         _check_gates(x)
         capacity = self.checked("k", self.k if k is None else k)
         return super().select(x, min(capacity, x.shape[-2]))
 
     def _capacity_for(self, x: Tensor, capacity: float | Tensor) -> float | Tensor:
-        """At most the tokens that each expert can take."""
+        """The capacity, limited to the number of tokens that each expert can take."""
         _check_gates(x)
         tokens: Any = x.shape[-2]
         looks = not has_parts(x) and looks_at_contents(*tensors_among(x, capacity))
@@ -96,7 +96,7 @@ class ExpertChoice(TopK):
         else:
             capacity = min(self.checked("k", capacity), tokens)
         if has_parts(x) or (self.softness is None and not looks and not isinstance(capacity, Tensor)):
-            return capacity  # a hard mask leaves excluded tokens out by itself; parts do not tell how many there are
+            return capacity  # a hard mask leaves excluded tokens out by itself; parts cannot tell how many there are
         if not looks or bool((x == -torch.inf).any()):
             tokens = (x != -torch.inf).sum(-2)
         if isinstance(tokens, Tensor):
@@ -104,7 +104,7 @@ class ExpertChoice(TopK):
         return capacity.clamp(max=tokens) if isinstance(capacity, Tensor) else capacity
 
     def _check_each(self, capacity: Tensor, x: Tensor) -> None:
-        """One capacity for each expert, of an integer type where the mask is hard."""
+        """Checks one capacity for each expert, of an integer type if the mask is hard."""
         if self.softness is None and (capacity.is_floating_point() or capacity.dtype == torch.bool):
             raise TypeError(f"`capacity` must be an int or an integer tensor for a hard mask, but got {capacity.dtype}")
         expanded("capacity", capacity, x.shape[:-2] + x.shape[-1:])
@@ -121,26 +121,26 @@ def _check_gates(x: Any) -> None:
 
 
 class TokenChoice(Masking):
-    r"""Routing in which every token takes the k experts that suit it most.
+    r"""Routing in which every token takes the k experts that suit it best.
 
-    Takes logits ``(..., tokens, experts)`` and gives the weights of the experts, 0 for those not chosen: the softmax of
-    the logits times a mask m, renormalised over what is kept,
+    Takes logits ``(..., tokens, experts)`` and returns the weights of the experts, 0 for those not chosen: the softmax
+    of the logits times a mask m, renormalised over the chosen experts,
 
     .. math:: w_e = m_e e^{x_e} / {\textstyle\sum_j} m_j e^{x_j}.
 
-    :meth:`select` gives the k weights and experts alone. :meth:`balance_loss` and :meth:`z_loss` are of the last call
-    in training. With a ``capacity`` every expert keeps at most so many tokens, those with the largest probabilities,
-    and weights are renormalised over the experts that a token has left: a token that has none gets 0. ``k``,
-    ``capacity`` and ``softness`` may be assigned at any time; ``module(x, k)`` takes another k for this call, a number
-    or one for each token.
+    :meth:`select` returns only the k weights and experts. :meth:`balance_loss` and :meth:`z_loss` refer to the last
+    call in training. With a ``capacity``, every expert keeps at most that many tokens, those with the largest
+    probabilities, and weights are renormalised over the experts that a token has left; a token without any gets 0.
+    ``k``, ``capacity`` and ``softness`` may be assigned at any time. ``module(x, k)`` uses another k for this call, a
+    number or one for each token.
 
     Args:
-        k: Number of experts for each token; for a relaxed mask its sum.
+        k: Number of experts per token; for a relaxed mask the sum of its weights.
         softness: None for the hard mask.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
         straight_through: Whether a hard mask gets the gradient of the relaxed one.
         learn_softness: Whether the softness is a parameter.
-        capacity: Largest number of tokens for each expert, an int; None for no limit.
+        capacity: Largest number of tokens per expert, an int; None for no limit.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -180,7 +180,7 @@ class TokenChoice(Masking):
         self._last: tuple[Tensor, Tensor] | None = None  # logits and mask, for the losses
 
     def checked(self, name: str, value: Any, learned: bool = False) -> Any:
-        """``k``, the capacity, which may be None, or the softness."""
+        """The checked ``k``, capacity (which may be None), or softness."""
         if name != "capacity":
             return super().checked(name, value, learned)
         if value is None:
@@ -194,24 +194,24 @@ class TokenChoice(Masking):
         return self._weights(x, self.number("k") if k is None else k).to(x.dtype)
 
     def select(self, x: Tensor, k: int | None = None) -> Selection:
-        """Weights and indices of the experts of each token, ``(..., tokens, k)``, in increasing order of the experts.
+        """Weights and indices of the experts of each token, ``(..., tokens, k)``, with increasing indices.
 
         Args:
             x: Logits ``(..., tokens, experts)``.
-            k: Number of experts for this call, an int; that of the module if None.
+            k: Number of experts for this call, an int; by default that of the module.
         """
         check_scores(x, -1)
-        k = checked_int("k", self.k if k is None else k, "an int for a selection, as all tokens have as many experts")
+        k = checked_int("k", self.k if k is None else k, "an int for a selection, since all tokens get the same number")
         weights, indices = self._weights(x, k), places_of_largest(x.detach(), k)
         return Selection(weights.gather(-1, indices).to(x.dtype), indices)
 
     def balance_loss(self) -> Tensor:
-        r"""How unevenly the last call in training loads the experts [2]: 1 if evenly, at most their number.
+        r"""How unevenly the last call in training loads the experts [2]: 1 for equal loads, at most their number.
 
         .. math:: E {\textstyle\sum_e} f_e P_e
 
-        with E experts, :math:`f_e` the share of the choices that fall on expert e, a constant, and :math:`P_e` its mean
-        probability, which carries the gradient. Add a hundredth of it to the loss.
+        with E experts, :math:`f_e` the share of the choices that go to expert e, a constant, and :math:`P_e` its mean
+        probability, which carries the gradient. A usual weight in the total loss is 0.01.
         """
         logits, mask = self._of_the_last_call()
         experts = logits.shape[-1]
@@ -234,7 +234,7 @@ class TokenChoice(Masking):
         logits = x.to(compute_dtype(x))
         kept = keep_largest(logits, k, -1, self.by) if self.softness is None else None
         mask = kept.mask if kept else self.mask_of(logits, k, -1)
-        if self.training and (torch.compiler.is_compiling() or not is_wrapped(x)):  # outside of a transform it is none
+        if self.training and (torch.compiler.is_compiling() or not is_wrapped(x)):  # no use outside a transform
             self._last = logits, mask.detach()
         capacity: Any = self.number("capacity")
         if capacity is not None:
@@ -245,7 +245,7 @@ class TokenChoice(Masking):
         return terms / terms.sum(-1, keepdim=True).clamp(min=torch.finfo(terms.dtype).tiny)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the last call, whose graph cannot be copied."""
+        """The state without the last call, whose graph cannot be copied."""
         return self.__dict__ | {"_last": None}
 
     def extra_repr(self) -> str:
@@ -255,7 +255,7 @@ class TokenChoice(Masking):
 
 
 def _room(mask: Tensor, probabilities: Tensor, capacity: int | Tensor) -> Tensor:
-    """Ones where an expert keeps the tokens that chose it: the ``capacity`` with the largest probabilities."""
+    """Ones where an expert keeps tokens that chose it: the ``capacity`` tokens with the largest probabilities."""
     _check_gates(mask)
     wanted, tokens = probabilities.masked_fill(mask == 0, -1.0), mask.shape[-2]
     capacity = capacity.clamp(max=tokens) if isinstance(capacity, Tensor) else min(capacity, tokens)

@@ -1,4 +1,4 @@
-"""For how many tokens each unit of an autoencoder has not been kept, and a loss that revives those that are dead."""
+"""Counts for how many tokens each unit of an autoencoder has not been kept, with a loss that revives dead units."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ DEAD_AFTER = 10_000_000  # tokens, as in [2] of TopK
 
 
 class CountsIdleUnits(Masking):
-    """A mask that, given the number ``n`` of units, counts the rows of training since each was kept, in ``idle``."""
+    """A mask that, given the number ``n`` of units, counts in ``idle`` the training rows since each was last kept."""
 
     n: int | None
     dead_after: int
@@ -25,24 +25,24 @@ class CountsIdleUnits(Masking):
     k: float
 
     def set_up_counts(self, n: Any, dead_after: Any) -> None:
-        """Takes the arguments; called when the module is made."""
+        """Sets up the counts; called at construction."""
         self.n, self.dead_after = None if n is None else checked_count("n", n), checked_count("dead_after", dead_after)
         self.register_buffer("idle", None if self.n is None else torch.zeros(self.n, dtype=torch.long))
 
     def check_units(self, x: Tensor) -> None:
-        """The last axis of x has the units that are counted."""
+        """Checks that the last axis of x has the units that are counted."""
         if self.n is not None and x.shape[-1] != self.n:
             raise ValueError(f"`x` must have n={self.n} units, but got shape {tuple(x.shape)}")
 
     @torch.no_grad()
     def count_idle(self, was_kept: Tensor, rows: int) -> None:
-        """Counts these rows for the units that were kept in none of them; ``was_kept`` is (n,)."""
+        """Adds these rows to the count of units that none of them kept; ``was_kept`` is (n,)."""
         assert self.idle is not None
         self.check_in_place(was_kept, self.idle, "counts idle units")
         self.idle.copy_(torch.where(was_kept, 0, self.idle + rows))
 
     def check_in_place(self, x: Tensor, state: Tensor, what: str) -> None:
-        """The state can be written into: it is not that of a module outside of the transform that wraps x."""
+        """Checks that the state can be written to: it must not be outside a transform that wraps x."""
         if not torch.compiler.is_compiling() and is_wrapped(x) and not is_wrapped(state):
             cure = "make it with track_running_stats=False" if hasattr(self, "threshold") else "make it without `n`"
             raise RuntimeError(
@@ -51,16 +51,16 @@ class CountsIdleUnits(Masking):
             )
 
     def auxiliary_loss(self, x: Tensor, error: Callable[[Tensor], Tensor], k: int | None = None) -> Tensor:
-        """The error that the dead units would leave, had they to explain alone what the others have not.
+        """The error of the dead units, when they alone have to explain what the other units have left over.
 
-        Gives dead units a gradient (Gao et al. 2024, appendix A.2): of each row the k largest dead entries are kept,
-        all others are 0. Dead is a unit that no row has kept in ``dead_after`` rows of training.
+        This gives dead units a gradient (Gao et al. 2024, appendix A.2): in each row the k largest dead entries are
+        kept, and all others are 0. A unit is dead if no row kept it in ``dead_after`` training rows.
 
         Args:
-            x: Scores ``(..., n)``, those of the forward pass.
-            error: From such activations, of the shape of ``x``, to a scalar, such as ``lambda z: (decoder(z) -
+            x: Scores ``(..., n)`` of the forward pass.
+            error: Maps such activations, of the shape of ``x``, to a scalar, such as ``lambda z: (decoder(z) -
                 residual.detach()).square().mean()``.
-            k: How many dead units to keep in a row; as many as ``self.k``, rounded up, if None.
+            k: Number of dead units to keep per row; by default ``self.k``, rounded up.
 
         Returns:
             ``error`` of these activations; 0 while no unit is dead.

@@ -1,4 +1,4 @@
-"""The activation that keeps what exceeds a threshold."""
+"""The activation that keeps entries above a threshold."""
 
 from typing import Any
 
@@ -12,26 +12,26 @@ from khot.relaxations import straight_through_value
 
 
 class JumpReLU(Module):
-    r"""Keeps the entries above a threshold, as they are, and sets the others to 0.
+    r"""Keeps the entries above a threshold unchanged, and sets the others to 0.
 
     .. math:: y = x\,[x > \theta], \qquad \frac{\partial y}{\partial \theta} := -\frac{\theta}{\varepsilon}\,
         [|x - \theta| < \varepsilon / 2]
 
-    The gradient in x is that of the entries that are kept. That in the threshold is a pseudo-derivative of [1]: an
-    estimate, over the entries next to it, of how the mean of y moves. Entries and threshold are compared in float32 at
-    least, because the bandwidth is finer than the spacing of numbers in half precision.
+    The gradient in x is that of the kept entries. The gradient in the threshold is a pseudo-derivative of [1]: it
+    estimates, from the entries near the threshold, how the mean of y changes. Entries and threshold are compared at
+    least in float32, because the bandwidth is finer than the spacing of numbers in half precision.
 
     ``threshold`` may be assigned at any time: a number for all its entries, or a tensor of its shape.
 
     Args:
         threshold: A number, or a tensor that broadcasts with the input, such as one for each unit.
-        learn_threshold: Whether the threshold is a parameter, of shape (1,) for a number; otherwise it is a buffer, of
-            float32 at least.
-        bandwidth: Width of the interval whose entries give the threshold its gradient.
+        learn_threshold: Whether the threshold is a parameter, of shape (1,) for a number; otherwise it is a buffer, at
+            least in float32.
+        bandwidth: Width of the interval whose entries contribute to the gradient of the threshold.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If the bandwidth is not positive, or the threshold NaN.
+        ValueError: If the bandwidth is not positive, or the threshold is NaN.
 
     References:
         [1] Rajamanoharan et al. (2024), "Jumping ahead: improving reconstruction fidelity with JumpReLU sparse
@@ -55,7 +55,7 @@ class JumpReLU(Module):
         self.bandwidth = float(checked_positive("bandwidth", bandwidth, torch.Size()))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "threshold" or isinstance(value, Parameter):  # which FSDP exchanges for its shards
+        if name != "threshold" or isinstance(value, Parameter):  # FSDP replaces the parameter by its shards
             super().__setattr__(name, value)
             return
         value = checked_threshold(value)
@@ -86,7 +86,7 @@ class JumpReLU(Module):
 
 
 def checked_threshold(value: Any) -> Tensor:
-    """A number, or a floating-point tensor, as a tensor; NaN is neither."""
+    """A number or a floating-point tensor, as a tensor without NaN."""
     check_strided("threshold", value)
     if not isinstance(value, Tensor):
         value = torch.tensor(float(checked_real("threshold", value, "a real number or a floating-point tensor")))

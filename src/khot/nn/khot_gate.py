@@ -18,25 +18,26 @@ from khot.relaxations import topk_mask
 
 
 class KHotGate(Module):
-    r"""Lets k of n inputs through: drawn at random in training, the k with the largest logits in evaluation.
+    r"""Lets k of n inputs through: a random draw in training, the k with the largest logits in evaluation.
 
-    Training multiplies x ``(..., n)`` by one draw of a design for each leading index; an estimator carries the gradient
-    back to the parameter ``logits``. The draws come from torch's default generator. With ``k=None`` the size is learned
-    by :class:`~khot.PhantomUnit`, whose inclusion probabilities are :math:`\pi = \sigma(\text{logits})`; evaluation
-    then keeps the :math:`\mathrm{round}(\sum \pi)` largest. ``torch.compile`` takes training, and
-    evaluation, in one graph. ``k`` may be assigned at any time; ``module(x, k)`` takes another k for this call, an int
-    or an integer tensor with one for each leading index.
+    In training, x ``(..., n)`` is multiplied by one draw from a design for each leading index, and an estimator carries
+    the gradient back to the parameter ``logits``. The draws come from torch's default generator. With ``k=None`` the
+    size is learned by :class:`~khot.PhantomUnit`, whose inclusion probabilities are
+    :math:`\pi = \sigma(\text{logits})`; evaluation then keeps the :math:`\mathrm{round}(\sum \pi)` largest.
+    ``torch.compile`` compiles training and evaluation in one graph each. ``k`` may be assigned at any time.
+    ``module(x, k)`` uses another k for this call, an int or an integer tensor with one for each leading index.
 
     Args:
         n: Number of inputs.
-        k: Number of inputs that are let through; None to learn it.
-        design: Class of sampling designs, called as ``design(logits=..., k=k)``, or for a learned size with ``probs``.
-        estimator: What gives draws a gradient, called with the design, such as :class:`~khot.ReinMax`; its ``rsample``
-            is used.
+        k: Number of inputs to let through; None to learn it.
+        design: Class of sampling designs, called as ``design(logits=..., k=k)``, or with ``probs`` if the size is
+            learned.
+        estimator: The estimator that gives draws a gradient, called with the design, such as :class:`~khot.ReinMax`;
+            its ``rsample`` is used.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If ``n`` is less than 1, or ``k`` not in [0, n].
+        ValueError: If ``n`` is less than 1, or ``k`` is not in [0, n].
 
     Example:
         >>> gate = KHotGate(4, 2)
@@ -61,12 +62,12 @@ class KHotGate(Module):
         check_estimator("estimator", estimator)
         self.n = checked_count("n", n)
         self.k, self.estimator = k, estimator
-        self.design: Any = design  # a class, where the size is learned
+        self.design: Any = design  # a class if the size is learned
         self.logits = Parameter(torch.zeros(self.n))
-        self.law()  # raises what the design has to say about these arguments
+        self.law()  # validates the arguments at construction
 
     def checked(self, name: str, value: Any) -> int | None:
-        """``k``, an int or None."""
+        """The checked ``k``, an int or None."""
         if value is None:
             return None
         k = checked_int("k", value, "an int, or None to learn it")
@@ -75,10 +76,10 @@ class KHotGate(Module):
         return k
 
     def law(self, k: int | Tensor | None = None) -> SamplingDesign:
-        """The design that training draws from, made of the logits as they are; on the host, if need be for float64.
+        """The design that training draws from, made from the current logits; on the host if the device lacks float64.
 
         Args:
-            k: Number of inputs that are let through, if not that of the gate; a tensor gives the batch shape.
+            k: Number of inputs to let through, if not that of the gate; a tensor gives the batch shape.
         """
         logits = self.logits.to(compute_dtype(self.logits))
         logits = logits if has_float64(logits) else logits.cpu()
@@ -88,7 +89,7 @@ class KHotGate(Module):
         return self.design(logits=logits, k=k)
 
     def kl(self) -> Tensor:
-        r"""The divergence from the law of equal logits on the same sizes, for an ELBO; 0 where all logits are equal.
+        r"""The divergence from the law of equal logits on the same sizes, for an ELBO; 0 if all logits are equal.
 
         .. math:: \mathrm{KL} = H(|x|) + E \log \tbinom{n}{|x|} - H(x)
 
@@ -109,8 +110,8 @@ class KHotGate(Module):
         """One mask ``(*shape, n)``: draws with a gradient in training, the largest logits in evaluation.
 
         Args:
-            shape: Of the leading indices.
-            k: Number of inputs that are let through, if not that of the gate; a tensor broadcasts with ``shape``.
+            shape: Shape of the leading indices.
+            k: Number of inputs to let through, if not that of the gate; a tensor broadcasts with ``shape``.
         """
         if k is None:
             k = self.number("k")
@@ -135,7 +136,7 @@ class KHotGate(Module):
         return x * self.mask(x.shape[:-1], k)
 
     def _advice(self, x: Tensor) -> str:
-        """For those who gave k in the place of n."""
+        """Advice in case k was passed in place of n."""
         if self.k is not None or x.dim() == 0 or x.shape[-1] < self.n:
             return ""
         return f"; KHotGate({x.shape[-1]}, {self.n}) lets {self.n} of {x.shape[-1]} inputs through"

@@ -15,13 +15,13 @@ from khot.relaxations.sparse import check_exponent
 
 
 class FenchelYoungTopKLoss(Module):
-    """:func:`fenchel_young_topk_loss` as a module, called with ``(x, target)``; a ``Parameter`` as strength is learnt.
+    """:func:`fenchel_young_topk_loss` as a module, called with ``(x, target)``; a ``Parameter`` as strength is learned.
 
-    Its arguments are the others of the function.
+    It takes the other arguments of the function.
 
     Raises:
-        TypeError: If an argument has the wrong type; of ``k`` and ``strength`` when it is called.
-        ValueError: If one is out of range; the same.
+        TypeError: If an argument has the wrong type; ``k`` and ``strength`` are checked when it is called.
+        ValueError: If one is out of range; likewise.
 
     Example:
         >>> FenchelYoungTopKLoss(2)(torch.tensor([2.0, 0.5, 0.0]), torch.tensor([1.0, 0.0, 1.0]))
@@ -63,13 +63,13 @@ class FenchelYoungTopKLoss(Module):
 
 
 class TopKCrossEntropyLoss(Module):
-    """:func:`topk_cross_entropy` as a module, called with ``(x, target)``; a ``Parameter`` as softness is learnt.
+    """:func:`topk_cross_entropy` as a module, called with ``(x, target)``; a ``Parameter`` as softness is learned.
 
-    Its arguments are the others of the function.
+    It takes the other arguments of the function.
 
     Raises:
-        TypeError: If an argument has the wrong type; of ``softness`` when it is called.
-        ValueError: If ``reduction`` is none of the three; of ``p_k`` and ``softness`` when it is called.
+        TypeError: If an argument has the wrong type; ``softness`` is checked when it is called.
+        ValueError: If ``reduction`` is unknown; ``p_k`` and ``softness`` are checked when it is called.
 
     Example:
         >>> TopKCrossEntropyLoss([1.0])(torch.zeros(2, 4), torch.tensor([0, 3])).exp()
@@ -86,7 +86,7 @@ class TopKCrossEntropyLoss(Module):
         reduction: str = "mean",
     ) -> None:
         super().__init__()
-        as_weights(p_k)  # validates the argument at once
+        as_weights(p_k)  # validates the argument early
         check_function("relaxation", relaxation, "(x, k, softness)")
         check_choice("reduction", reduction, REDUCTIONS)
         self.p_k, self.relaxation, self.softness, self.reduction = p_k, relaxation, softness, reduction

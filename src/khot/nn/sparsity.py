@@ -1,4 +1,4 @@
-"""Parametrisations of weights that keep the largest: n of every m, or a share of all."""
+"""Parametrisations of weights that keep the largest: n of every m, or a share of a whole weight."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ from ._masking import Masking, Relaxation, checked_size
 
 
 class Pattern(Module):
-    """A parametrisation whose pattern, the places of the weights that it keeps, can be fixed.
+    """A parametrisation whose pattern, the positions of the weights that it keeps, can be fixed.
 
-    The pattern is a buffer of bools, saved with the state. A state with a pattern fixes it where it is loaded.
+    The pattern is a buffer of bools, saved with the state. Loading a state with a pattern fixes it.
     """
 
     pattern: Tensor | None
@@ -30,17 +30,17 @@ class Pattern(Module):
         self._is_freezing = False
 
     def freeze(self, weight: Tensor | None = None) -> None:
-        """Fixes the pattern: from now on the same weights are kept, whatever becomes of them, and no others trained.
+        """Fixes the pattern: from now on, the same weights are kept whatever their values, and only they are trained.
 
         Args:
-            weight: Dense weight that decides which; if None, that of the next call.
+            weight: Dense weight that determines the pattern; by default that of the next call.
         """
         self._is_freezing, self.pattern = weight is None, None
         if weight is not None:
             self.pattern = self.pattern_of(weight.detach())
 
     def unfreeze(self) -> None:
-        """Lets every call find the pattern anew, as before :meth:`freeze`."""
+        """Lets every call find the pattern again, as before :meth:`freeze`."""
         self._is_freezing, self.pattern = False, None
 
     def pattern_of(self, weight: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Pattern(Module):
         raise NotImplementedError
 
     def within_pattern(self, weight: Tensor) -> Tensor | None:
-        """The weights of a fixed pattern, if it is to be fixed by now."""
+        """The weights of the fixed pattern, if there is one by now."""
         if self._is_freezing:
             self.freeze(weight)
         if self.pattern is None:
@@ -61,7 +61,7 @@ class Pattern(Module):
         return torch.where(self.pattern, weight, torch.zeros((), dtype=weight.dtype, device=weight.device))
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """The dense weight to start from: what is assigned."""
+        """The dense weight to start from: the one that is assigned."""
         return weight
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -79,23 +79,23 @@ class NMSparsity(Masking, Pattern):
     """Keeps exactly n of every m neighbours along an axis: a parametrisation of weights.
 
     ``torch.nn.utils.parametrize.register_parametrization(layer, "weight", NMSparsity(2, 4))`` makes the weight of a
-    layer 2:4 sparse, at every use, from the dense one that is trained. What is kept is decided by magnitude, or by
-    learned scores. Without a softness a weight that is not kept gets no gradient; with one, and ``straight_through``,
-    it gets that of the relaxed mask. A relaxed mask (``straight_through=False``) has its exact pattern in evaluation
-    only, while in training it is soft. :meth:`freeze` fixes the pattern, for training with a pattern found once.
+    layer 2:4 sparse at every use; the dense weight behind it is trained. Magnitudes decide which weights are kept, or
+    learned scores. Without a softness, a weight that is not kept gets no gradient; with one, and ``straight_through``,
+    it gets that of the relaxed mask. A relaxed mask (``straight_through=False``) is soft in training and has its exact
+    pattern only in evaluation. :meth:`freeze` fixes the pattern, to train with a pattern found once.
 
-    Accelerators multiply by weights that are sparse along the axis that is summed over: the last one of a linear layer,
-    and ``dim=1``, the input channels, of a convolution.
+    Accelerators multiply quickly by weights that are sparse along the axis that is summed over: the last one of a
+    linear layer, and ``dim=1``, the input channels, of a convolution.
 
     Args:
-        n: Number of weights that are kept of every group.
-        m: Length of a group, which must divide the axis.
-        softness: Third argument of the relaxation, None for the hard mask.
+        n: Number of weights to keep in every group.
+        m: Length of a group, which must divide the length of the axis.
+        softness: Third argument of the relaxation; None for the hard mask.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
         straight_through: Whether a hard mask gets the gradient of the relaxed one.
         learn_softness: Whether the softness is a parameter.
-        scores: Start of scores of the shape of the weight, which are learned and decide in place of the magnitudes;
-            they need a softness.
+        scores: Initial scores of the shape of the weight, which are learned and decide in place of the magnitudes; they
+            need a softness.
         dim: Axis of the groups.
 
     Raises:
@@ -134,7 +134,7 @@ class NMSparsity(Masking, Pattern):
         self._softness = self.checked("_softness", softness)
 
     def checked(self, name: str, value: Any, learned: bool = False) -> Any:
-        """``n``, or the softness, which learned scores need."""
+        """The checked ``n``, or the checked softness, which learned scores need."""
         if name == "n":
             n = checked_size("n", value, whole=True)
             if n > self.m:
@@ -192,19 +192,19 @@ class NMSparsity(Masking, Pattern):
 
 
 class MagnitudeSparsity(Pattern):
-    r"""Keeps the largest entries of a whole weight, in absolute value: a parametrisation that prunes in training.
+    r"""Keeps the entries of a whole weight with the largest absolute values: a parametrisation that prunes in training.
 
     ``torch.nn.utils.parametrize.register_parametrization(layer, "weight", MagnitudeSparsity(0.1))`` keeps a tenth of
-    the weights of a layer, at every use, from the dense ones that are trained. Without a strength a weight that is not
-    kept gets no gradient. With one, training has the relaxed :func:`~khot.sparse_topk_magnitude` of the whole weight,
-    in which weights near the threshold shrink rather than jump [1]; evaluation keeps the exact share of these.
+    the weights of a layer at every use; the dense weights behind them are trained. Without a strength, a weight that is
+    not kept gets no gradient. With one, training uses the relaxed :func:`~khot.sparse_topk_magnitude` of the whole
+    weight, in which weights near the threshold shrink rather than jump [1]; evaluation keeps their exact share.
 
-    ``density`` and ``strength`` may be assigned at any time: :class:`Anneal` lets sparsity rise. :meth:`freeze` fixes
-    the pattern.
+    ``density`` and ``strength`` may be assigned at any time: :class:`Anneal` can increase sparsity gradually.
+    :meth:`freeze` fixes the pattern.
 
     Args:
-        density: Share of the weights that are kept, in [0, 1]; their number is rounded.
-        strength: Strength of the regulariser of the relaxed map, None for the hard one.
+        density: Share of the weights to keep, in [0, 1]; their number is rounded.
+        strength: Strength of the regulariser of the relaxed map; None for the hard one.
         p: Exponent of the regulariser, ``1 < p <= 2``.
 
     Raises:
@@ -230,7 +230,7 @@ class MagnitudeSparsity(Pattern):
         self.density, self.strength, self.p = density, strength, p
 
     def checked(self, name: str, value: Any) -> Any:
-        """The density, or the strength."""
+        """The checked density or strength."""
         if name == "density":
             check_share("density", value)
             return float(value)

@@ -1,10 +1,11 @@
-"""The k largest entries, as a module: a mask, entries times a mask, and the entries themselves with their places."""
+"""The k largest entries, as modules: a mask, entries times a mask, and the entries themselves with their indices."""
 
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from khot._distributed.placements import is_dtensor
 from khot._validation import check_scores, check_strided, checked_int, is_int
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
@@ -16,11 +17,11 @@ from .idle_units import DEAD_AFTER, CountsIdleUnits
 
 
 class Selection(NamedTuple):
-    """The k entries that were chosen, as :meth:`TopK.select` gives them.
+    """The k selected entries, as :meth:`TopK.select` returns them.
 
     Args:
-        values: The entries, with their gradient; of :class:`GatherTopK` the tokens.
-        indices: Their places in the ground set, int64, in increasing order.
+        values: The entries, with their gradient; for :class:`GatherTopK` the tokens.
+        indices: Their positions in the ground set, int64, in increasing order.
     """
 
     values: Tensor
@@ -30,9 +31,9 @@ class Selection(NamedTuple):
 class TopKMask(Masking):
     """The mask of the k largest entries: hard, relaxed, or hard with the gradient of the relaxed one.
 
-    ``k`` and ``softness`` may be assigned at any time. Changing them does not compile a compiled module anew each time:
-    the first change does, later ones do not. A call can have its own k, ``module(x, k)``: a number, or a tensor with
-    one for each row, of an integer type if the mask is hard.
+    ``k`` and ``softness`` may be assigned at any time. A compiled module is compiled once more at the first change, and
+    not again. A call can have its own k, ``module(x, k)``: a number, or a tensor with one for each row, of an integer
+    type if the mask is hard.
 
     Args:
         k: Number of entries; for a relaxed mask the sum, which need not be an integer.
@@ -45,7 +46,7 @@ class TopKMask(Masking):
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range, or has no meaning without a softness; when it is called, if a row
+        ValueError: If an argument is out of range, or needs a softness and there is none; when it is called, if a row
             has fewer than ``k`` entries above ``-inf``.
 
     Example:
@@ -68,10 +69,10 @@ class TopKMask(Masking):
         self.k, self.dim = k, dim
 
     def checked(self, name: str, value: Any, learned: bool = False) -> Any:
-        """Also that k is an int where the softness becomes None."""
+        """The checked value; also checks that k is an int when the softness becomes None."""
         value = super().checked(name, value, learned)
         if name == "_softness" and value is None and hasattr(self, "k") and not is_int(self.k):
-            raise ValueError(f"`softness` can be None, the hard mask, with an int `k` only, but k={self.k}")
+            raise ValueError(f"`softness` can be None, which gives the hard mask, only with an int `k`, but k={self.k}")
         return value
 
     def mask(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
@@ -88,23 +89,23 @@ class TopKMask(Masking):
 class TopK(TopKMask, CountsIdleUnits):
     """Keeps the k largest entries and sets the others to 0: the entries times the mask of :class:`TopKMask`.
 
-    Of equal entries the earlier ones are kept, on every device. Gradients reach the entries that are kept; with a
-    softness, the others as well, through the mask. An entry of ``-inf`` is never kept, and gives 0. :meth:`select`
-    gives the k entries alone, with their places.
+    Ties go to the earlier entries, on every device. Gradients reach the entries that are kept and, with a softness, the
+    others as well, through the mask. An entry of ``-inf`` is never kept and gives 0. :meth:`select` returns only the k
+    entries and their indices.
 
-    With ``n`` it counts for how many rows of training each unit has not been kept; :meth:`auxiliary_loss` revives those
-    that are dead [2].
+    With ``n``, the module counts for how many training rows each unit has not been kept; :meth:`auxiliary_loss` revives
+    dead units [2].
 
     Args:
-        k: As of :class:`TopKMask`, like those that follow.
+        k: See :class:`TopKMask`, also for the following arguments.
         softness: None for the hard mask.
         relaxation: Relaxed mask.
         dim: Axis, or axes, of the ground set.
         straight_through: Whether a hard mask gets the gradient of the relaxed one.
         learn_softness: Whether the softness is a parameter.
-        by: "value" for the largest entries, "magnitude" for those that are largest in absolute value, with their signs.
-        n: Number of units, the last axis, for :meth:`auxiliary_loss`.
-        dead_after: For how many rows, which are the tokens of a language model, a dead unit has not been kept.
+        by: "value" for the largest entries, "magnitude" for the entries of largest absolute value, with their signs.
+        n: Number of units, the length of the last axis, for :meth:`auxiliary_loss`.
+        dead_after: Number of rows (tokens, in a language model) without being kept after which a unit is dead.
 
     References:
         [1] Makhzani, Frey (2014), "k-sparse autoencoders", arXiv:1312.5663.
@@ -117,7 +118,7 @@ class TopK(TopKMask, CountsIdleUnits):
         Selection(values=tensor([2.0000, 0.9000]), indices=tensor([1, 3]))
     """
 
-    takes_excluded = False  # whether a selection may be filled up with entries that ``-inf`` excludes
+    takes_excluded = False  # whether a selection may be filled up with entries excluded by ``-inf``
 
     def __init__(
         self,
@@ -150,25 +151,26 @@ class TopK(TopKMask, CountsIdleUnits):
 
     def _count(self, x: Tensor, mask: Tensor) -> None:
         was_kept = ((mask != 0) & (x != 0)).reshape(-1, x.shape[-1])
-        self.count_idle(was_kept.any(0), was_kept.shape[0])
+        counts: Any = was_kept.sum(0) if is_dtensor(was_kept) else None
+        of_units = was_kept.any(0) if counts is None else counts.full_tensor() > 0
+        self.count_idle(of_units, was_kept.shape[0])
 
     def select(self, x: Tensor, k: int | None = None) -> Selection:
-        """The k largest entries as values and places, rather than among zeros.
+        """The k largest entries as values and indices, without the zeros.
 
-        With a softness the values are multiplied by the mask, through which the others get their gradient, too: by its
-        entries if it is relaxed, by 1 if it is straight-through.
+        With a softness the values are multiplied by the mask, through which the other entries get their gradient too:
+        by its entries if it is relaxed, by 1 if it is straight-through.
 
         Args:
-            x: Entries, as of the module.
-            k: How many, an int; that of the module if None.
+            x: Entries, as for the module.
+            k: How many to select, an int; by default that of the module.
 
-        Returns:
-            Values and indices with k entries along ``dim``, in increasing order of the indices. Several axes are one,
-            in row-major order, at the end. Where rows have fewer than k entries above ``-inf``, and contents cannot be
-            read, the values of the others are 0.
+        Returns: Values and indices with k entries along ``dim``, in increasing order of the indices. Several axes
+            become one, in row-major order, at the end. If rows have fewer than k entries above ``-inf`` and contents
+            cannot be read, the remaining values are 0.
         """
         check_scores(x, self.dim, joint=True)
-        k = checked_int("k", self.k if k is None else k, "an int for a selection, as all rows have as many entries")
+        k = checked_int("k", self.k if k is None else k, "an int for a selection, since all rows have as many entries")
         rows = as_rows(x, self.dim)
         wide = rows.to(compute_dtype(rows))
         scores = self.scores_of(wide.detach())
@@ -186,16 +188,16 @@ class TopK(TopKMask, CountsIdleUnits):
 
 
 def _whole(k: float | Tensor) -> int | Tensor:
-    """The number of entries of a hard mask in the place of a relaxed one."""
+    """The number of entries of the hard mask that replaces a relaxed one."""
     return k.detach().round().long() if isinstance(k, Tensor) else round(k)
 
 
 class GatherTopK(Masking):
-    """Takes the k tokens with the highest scores out of a sequence: patches of an image, tokens of a text.
+    """Selects the k tokens with the highest scores from a sequence, such as patches of an image or tokens of a text.
 
-    It is called with scores ``(..., n)`` and tokens ``(..., n, d)``. With a softness the tokens are multiplied by
-    weights that are 1 and have the gradient of the relaxed mask (straight-through), so that the scores learn; without
-    one they get no gradient.
+    It is called with scores ``(..., n)`` and tokens ``(..., n, d)``. With a softness, the tokens are multiplied by
+    weights that are 1 and have the gradient of the relaxed mask (straight-through), so that the scores are learned;
+    without one, the scores get no gradient.
 
     Args:
         k: Number of tokens.
@@ -231,7 +233,7 @@ class GatherTopK(Masking):
         self.k = k
 
     def checked(self, name: str, value: Any, learned: bool = False) -> Any:
-        """``k``, an int whatever the softness, or the softness."""
+        """The checked ``k``, an int whatever the softness, or the checked softness."""
         if name == "k":
             k = checked_int("k", value)
             if k < 0:

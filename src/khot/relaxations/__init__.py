@@ -1,33 +1,34 @@
 """Relaxed top-k maps: deterministic, differentiable stand-ins for "the k largest of n". Needs torch only.
 
-What holds for all of them, unless a docstring says otherwise:
+These rules hold for all of them, unless a docstring says otherwise:
 
-* ``x`` is a floating-point tensor; its ``n`` entries along ``dim`` are the ground set, and the other axes the batch.
-  Masks take a tuple of axes as well, whose entries are one ground set together.
-  Larger means nearer to 1. An entry of a mask that is excluded is 0 and gets no gradient.
-* Maps of sorted entries take ``-inf`` as the limit of ever smaller scores. Ascending, the m excluded entries of a row
-  have the rank ``(m + 1) / 2`` each, and sorted rows begin with m times ``-inf``; the others are a row of their own
-  that follows, and the permutation matrix has a block of ``1 / m`` and one of theirs. Descending order mirrors it. In
-  sorted transport they are 0 in every column. They get no gradient.
-* ``k`` and the softness (``temperature``, ``scale``, ``strength`` or ``epsilon``, the word of the source) are numbers,
-  or tensors that broadcast with the batch shape, and have a gradient. The arguments are ``x``, k and the softness, in
-  this order; unlike in ``torch.topk`` the axis ``dim`` is passed by keyword.
-* Rows in which fewer than k entries are left unmasked are an error. Rows of different length take a k each,
+* ``x`` is a floating-point tensor. Its ``n`` entries along ``dim`` are the ground set, and its other axes are the
+  batch. Masks also accept a tuple of axes, whose entries together form one ground set. Larger scores give values nearer
+  to 1. An excluded entry of a mask is 0 and gets no gradient.
+* Maps of sorted entries treat ``-inf`` as the limit of ever smaller scores. In ascending order, the m excluded entries
+  of a row all have rank ``(m + 1) / 2``, sorted rows begin with m times ``-inf``, and the other entries follow as if
+  they were a row of their own; the permutation matrix is block diagonal, and its block of excluded entries is
+  ``1 / m`` everywhere. Descending order mirrors this. In sorted transport, excluded entries are 0 in every column.
+  Excluded entries get no gradient.
+* ``k`` and the softness are numbers, or tensors that broadcast with the batch shape, and have a gradient. The softness
+  is called ``temperature``, ``scale``, ``strength`` or ``epsilon``, as in the source of the map. The arguments are
+  ``x``, k and the softness, in this order; unlike in ``torch.topk``, ``dim`` is passed by keyword.
+* A row with fewer than k unmasked entries is an error. For rows of different lengths, pass one k per row,
   ``(x > -torch.inf).sum(-1).clamp(max=k)``; in causal attention this is ``torch.arange(1, n + 1).clamp(max=k)``.
-* First and second derivatives at k = 0 and k = n are the limits of those nearby. A large finite number of the same sign
-  stands for a limit that is infinite: that of the derivative of a logarithm in k at k = 0, or of the second derivative
-  of :func:`normal_topk` in k.
-* The result has the dtype of ``x``. Masks of float16 and bfloat16 are computed in float32; the maps of sorted entries
+* First and second derivatives at k = 0 and k = n are the limits of those nearby. Where such a limit is infinite, a
+  large finite number of the same sign replaces it. This concerns the derivative of a logarithm in k at k = 0, and the
+  second derivative of :func:`normal_topk` in k.
+* The result has the dtype of ``x``. Masks of float16 and bfloat16 are computed in float32. The maps of sorted entries
   (ranks, sorting, isotonic regression, sorted transport) are computed in float64.
-* ``torch.distributed.tensor.DTensor``s are taken and returned, with the placements of ``x``. Rows that are whole on
-  every process cost no communication; masks of rows that are cut are found by sums over the processes, with
-  derivatives of every order; maps of sorted entries gather such rows.
-* An argument of the wrong type or dtype is a TypeError, one of the wrong shape or out of range a ValueError; both name
-  it. What tensors contain is looked at on a CPU, on accelerators while validation is on
-  (``torch.distributions.Distribution.set_default_validate_args``), and never under ``vmap``. Compiled graphs look,
+* A ``torch.distributed.tensor.DTensor`` gives a DTensor with the placements of ``x``. Rows that are whole on every
+  process need no communication. Masks of sharded rows are found by sums over the processes, with derivatives of every
+  order. Maps of sorted entries gather sharded rows.
+* An argument of the wrong type or dtype raises a TypeError, and one of the wrong shape or out of range a ValueError;
+  both name the argument. The contents of tensors are checked on a CPU, on accelerators only while validation is on
+  (``torch.distributions.Distribution.set_default_validate_args``), and never under ``vmap``. Compiled graphs check them
   too, except for :func:`topk_mask`, the soft order maps and the two baselines.
-* Thresholds need float64. On a device without it, such as Apple's, all maps but the hard mask are computed on the host:
-  arguments go there, and the result comes back, in single precision.
+* Thresholds need float64. On a device without it, such as Apple's, all maps except the hard mask are computed on the
+  host in single precision, and the result is copied back.
 """
 
 from khot.kernels.links.base import Link

@@ -22,14 +22,14 @@ def capped_softmax(
     .. math:: y_i = \min(1, e^{(x_i - t)/T}), \quad \sum_i y_i = k; \qquad
         y = \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle - T \sum_i y_i \log y_i
 
-    For ``k = 1`` this is softmax. Of ``x = log(size)`` these are the inclusion probabilities proportional to size of
-    survey sampling: units too large for their share are taken for certain, and the others share what is left of k in
-    proportion to their sizes.
+    For ``k = 1`` this is softmax. With ``x = log(size)`` the values are what survey sampling calls inclusion
+    probabilities proportional to size: units that are too large for their share are certain to be chosen, and the
+    others share the rest of k in proportion to their sizes.
 
-    Tends to the k-hot top-k as ``temperature -> 0``, to ``k / n`` as it grows. Permutation-equivariant, keeps the order
-    of ``x``, invariant to ``x + c``. Differentiable, forwards and backwards, in ``x``, ``k`` and ``temperature``,
-    except where an entry reaches 1; entries that are 1 have no gradient. O(n) time per step of the root finder, no
-    sort; saves ``x`` and two numbers per row.
+    Tends to the k-hot top-k as ``temperature -> 0`` and to ``k / n`` as it grows. The map is permutation-equivariant,
+    keeps the order of ``x`` and is invariant to ``x + c``. It is differentiable in ``x``, ``k`` and ``temperature``, in
+    reverse and forward mode, except where an entry reaches 1; entries equal to 1 have no gradient. The root finder
+    takes O(n) time per step and does not sort. The backward pass needs ``x`` and two numbers per row.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
@@ -42,12 +42,12 @@ def capped_softmax(
 
     Raises:
         ValueError: If ``k`` or ``temperature`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are
-            left unmasked. Details: :mod:`khot.relaxations`.
+            unmasked. See :mod:`khot.relaxations`.
 
     References:
-        [1] Tillé (2006), "Sampling Algorithms", on inclusion probabilities proportional to size.
+        [1] Tillé (2006), "Sampling Algorithms", for inclusion probabilities proportional to size.
         [2] Warmuth, Kuzmin (2008), "Randomized online PCA algorithms with regret bounds that are logarithmic in the
-            dimension", on capping as a projection in relative entropy.
+            dimension", for capping as a projection in relative entropy.
 
     Example:
         >>> size = torch.tensor([1.0, 2.0, 3.0, 30.0])

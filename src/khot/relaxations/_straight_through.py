@@ -1,4 +1,4 @@
-"""Hard values with the gradient of soft ones: the top-k mask, or any."""
+"""Hard values with the gradient of soft ones, for the top-k mask or any other tensor."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,24 +29,24 @@ def straight_through_topk(
 
     .. math:: y = \mathrm{topk}(x, k), \qquad dy := d\,\mathrm{relaxation}(x, k, \text{softness})
 
-    The gradient is biased: the softer the relaxation, the further it spreads beyond the entries next to the threshold.
-    Deterministic; :class:`~khot.StraightThrough` does the same for random draws. Differentiable in ``x``, ``k`` and
-    ``softness`` as the relaxation is.
+    The gradient is biased: the softer the relaxation, the more entries far from the threshold receive a gradient. The
+    result is deterministic; :class:`~khot.StraightThrough` does the same for random draws. The result is differentiable
+    in ``x``, ``k`` and ``softness`` if the relaxation is.
 
     Args:
         x: Real scores with ``n`` entries along ``dim``.
-        k: Number of ones, ``0 <= k <= n``. A size that is learned need not be an integer: the mask then has the nearest
-            number of ones.
+        k: Number of ones, ``0 <= k <= n``. A learned size need not be an integer; the mask then has the nearest number
+            of ones.
         softness: Third argument of the relaxation.
         dim: Axis of the ground set, or axes that are one ground set together.
-        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``; one that keeps the order.
+        relaxation: Relaxed mask that keeps the order, called as ``relaxation(x, k, softness)``.
 
     Returns:
         Tensor like ``x`` of zeros and ones.
 
     Raises:
-        ValueError: As the relaxation.
-        TypeError: As the relaxation.
+        ValueError: If the relaxation raises one.
+        TypeError: If the relaxation raises one.
 
     References:
         [1] Bengio, Léonard, Courville (2013), "Estimating or propagating gradients through stochastic neurons for
@@ -61,7 +61,7 @@ def straight_through_topk(
     check_scores(x, dim, joint=True)
     check_function("relaxation", relaxation, "(x, k, softness)")
     rows = as_rows(x, dim)
-    check_softness("softness", softness, x, rows.shape[:-1])  # which the relaxation knows by another name
+    check_softness("softness", softness, x, rows.shape[:-1])  # here, since the relaxation has another name for it
     check_positive_contents("softness", softness)
     relaxed = relaxation(rows, k, softness)
     size = k.detach().round().long() if isinstance(k, Tensor) else round(k)
@@ -70,16 +70,16 @@ def straight_through_topk(
 
 @one_operation(needs_float64=False)
 def straight_through_value(hard: Tensor, soft: Tensor) -> Tensor:
-    r"""``hard`` forward, ``soft`` backward: what is called straight-through.
+    r"""Returns ``hard`` in the forward pass, with the gradient of ``soft``: the straight-through trick.
 
     .. math:: y = \text{hard} + (\text{soft} - [\text{soft}]), \qquad [\cdot] \text{ a constant}
 
-    Derivatives of every order, in both modes, are those of ``soft``, to which those of ``hard`` are added if it has
-    some. ``soft`` has to be finite.
+    Derivatives of every order, in both modes, are those of ``soft``, plus those of ``hard`` if it has any. ``soft``
+    must be finite.
 
     Args:
-        hard: What the result is equal to.
-        soft: What is differentiated in its place; broadcasts to the shape of ``hard``, and has its device.
+        hard: The value of the result.
+        soft: The tensor that is differentiated instead. It broadcasts to the shape of ``hard`` and is on its device.
 
     Returns:
         Tensor like ``hard``.

@@ -1,9 +1,9 @@
-r"""Values and offsets of thresholds with their derivatives, for a map that knows its thresholds already.
+r"""Values and offsets of thresholds together with their derivatives, for a map whose thresholds are already known.
 
-The operators of :mod:`khot.kernels.threshold` find the threshold t = anchor + offset * sigma and the values, and know
-nothing of derivatives. Two functions attach these: one to the values, one to the offset. Their derivatives, formulas in
-:mod:`khot.kernels.threshold.derivatives`, contain the offset, and where they are differentiated again they take it with
-its own derivatives. So derivatives of every order and mode follow.
+The operators of :mod:`khot.kernels.threshold` find the threshold t = anchor + offset * sigma and the values, but have
+no derivatives. Two functions attach them: one to the values, one to the offset. Their formulas, in
+:mod:`khot.kernels.threshold.derivatives`, contain the offset; when they are differentiated again, they use the offset
+with its own derivatives. This gives derivatives of every order in both modes.
 """
 
 from typing import Any, NamedTuple
@@ -28,13 +28,13 @@ _Grads = tuple[Tensor | None, ...]
 
 
 class Setting(NamedTuple):
-    """What a map is but for its arguments.
+    """A map without its arguments.
 
     Attributes:
         link: The link F.
         kind: The kind of map.
-        softness: What error messages call the softness.
-        shards: Who holds the other parts of the rows; None where rows are whole.
+        softness: The name of the softness in error messages.
+        shards: The processes that hold the other parts of the rows, or None if rows are whole.
     """
 
     link: Link
@@ -43,7 +43,7 @@ class Setting(NamedTuple):
     shards: Shards | None = None
 
     def arguments(self, x: Tensor, k: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor, str, str, str, bool]:
-        """Those of an operator that finds thresholds, all constants."""
+        """The arguments of an operator that finds thresholds, all constants."""
         return x.detach(), k.detach(), s.detach(), self.link.key, self.kind.name, self.softness, checks_contents(x)
 
 
@@ -118,7 +118,7 @@ def _derivative(
 
 
 def map_rows(x: Tensor, k: Tensor, s: Tensor, at: Threshold, setting: Setting) -> MapRows:
-    """What derivatives are made of."""
+    """The quantities that the derivatives need."""
     link, kind, _, shards = setting
     return MapRows.of(x, s.to(x.device), at, link, kind, reductions(shards), k.to(x.device))
 
@@ -126,7 +126,7 @@ def map_rows(x: Tensor, k: Tensor, s: Tensor, at: Threshold, setting: Setting) -
 def _tangents(ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | None, ds: Tensor | None) -> list[Tensor]:
     x, k, s, anchor, offset = saved
     if ctx.setting.shards is not None:
-        raise NotImplementedError("rows that are cut over processes have no forward-mode derivatives: use backward()")
+        raise NotImplementedError("sharded rows have no forward-mode derivatives: use backward()")
     at = Threshold(anchor, offset_of(x, k, s, anchor, offset, ctx.setting))
     dy, dc = tangents(map_rows(x, k, s, at, ctx.setting), dx, dk, ds)
     return [dy.to(x.dtype), dc]

@@ -1,4 +1,4 @@
-"""The axes of a ground set: one, or several that are taken together, brought to the end as one and back."""
+"""The axes of a ground set, one or several: moves them to the end as a single axis, and back."""
 
 import math
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def as_rows(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """x with the ground set along its last axis, a view where its layout allows one; ``dim`` is a checked one."""
+    """x with the ground set along its last axis, as a view where its layout allows one; ``dim`` has been checked."""
     if not isinstance(dim, tuple):
         return x if dim in (-1, x.dim() - 1) else x.movedim(dim, -1)
     axes = _ordered(x, dim)
@@ -15,7 +15,7 @@ def as_rows(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 
 def as_axes(y: Tensor, x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """The inverse: rows, of the shape of ``as_rows(x, dim)``, in the shape of x; a view."""
+    """The inverse of ``as_rows(x, dim)``: rows of that shape, as a view in the shape of x."""
     if not isinstance(dim, tuple):
         return y if dim in (-1, x.dim() - 1) else y.movedim(-1, dim)
     axes = _ordered(x, dim)
@@ -23,5 +23,5 @@ def as_axes(y: Tensor, x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 
 def _ordered(x: Tensor, dim: tuple[int, ...]) -> tuple[int, ...]:
-    """In the order of the layout: adjacent axes can then be one without a copy."""
+    """The axes in the order of the memory layout, so that adjacent axes can be merged without a copy."""
     return tuple(sorted(axis % x.dim() for axis in dim))

@@ -1,4 +1,4 @@
-"""The boundary of a public map: what kind of call this is, is asked here once and handed down to the map."""
+"""The boundary of a public map: the kind of a call is determined once here and passed on to the map."""
 
 import functools
 import inspect
@@ -20,12 +20,12 @@ def with_call(
     batch_first: bool = False,
     needs_float64: bool = True,
 ) -> Callable[[OfCall[P, R]], Callable[P, R]]:
-    """Decorator: :func:`of_rows` for a function whose first parameter is the kind of the call, which users do not see.
+    """Decorator: :func:`of_rows` for a function whose first parameter, the kind of the call, is hidden from users.
 
     Args:
-        in_parts: As of :func:`khot._distributed.boundary.of_rows`.
-        batch_first: As there.
-        needs_float64: As there.
+        in_parts: See :func:`khot._distributed.boundary.of_rows`.
+        batch_first: See there.
+        needs_float64: See there.
     """
 
     def decorate(function: OfCall[P, R]) -> Callable[P, R]:

@@ -1,12 +1,12 @@
 r"""The soft count of the entries below a point and its inverse, the soft quantile (LapSum, Theorem 4.1).
 
-Between two neighbours of the sorted row, a and b entries apart from them, the count is
+Between neighbouring entries a and b of the sorted row, where b follows a, the count is
 
 .. math:: F(t) = j + \tfrac12 \big(R e^{-(x_{j+1} - t)/s} - L e^{-(t - x_j)/s}\big), \qquad
     L = \sum_{i \le j} e^{-(x_j - x_i)/s}, \quad R = \sum_{i > j} e^{-(x_i - x_{j+1})/s},
 
-with j entries below t. L and R come for all neighbours from two sums over the row, and F(t) = c is a quadratic equation
-in :math:`e^{t/s}`. The derivatives of the root follow from two Newton steps from it, in differentiable operations.
+with j entries below t. Two sums over the row give L and R for all pairs of neighbours, and F(t) = c is a quadratic
+equation in :math:`e^{t/s}`. Two Newton steps from its root, in differentiable operations, provide the derivatives.
 """
 
 from typing import NamedTuple
@@ -30,26 +30,26 @@ from khot.kernels.order.torch_sums import FAR
 
 from .laplace import carried, decayed_sums, positions
 
-STEEPEST = 60.0  # logarithm of the largest slope of a quantile in q, in scales: larger ones are infinite to float32
+STEEPEST = 60.0  # logarithm of the largest slope of a quantile in q, in scales; larger ones overflow in float32
 
 
 class _Row(NamedTuple):
-    """Sorted rows; excluded entries take the place of the lowest other one, with weight 0."""
+    """Sorted rows. Excluded entries have weight 0 and the value of the lowest other entry."""
 
-    half: Tensor  # half the entries (..., n), whose differences do not overflow
+    half: Tensor  # half the entries (..., n), so that differences do not overflow
     scale: Tensor  # half the scale (..., 1)
-    weight: Tensor  # 1, or 0 of excluded entries
-    before: Tensor  # weighted sums over what is on the left of each entry, decayed on the way, and on the right
+    weight: Tensor  # 1, or 0 for excluded entries
+    before: Tensor  # weighted, decayed sums over everything to the left of each entry; `after`: to the right
     after: Tensor
     below: Tensor  # total weight (..., n + 1) of the first j entries
 
 
 class _Sides(NamedTuple):
-    """What is on either side of points that have j entries below them."""
+    """The entries on either side of points that have j entries below them."""
 
-    left: Tensor  # half the entry there
+    left: Tensor  # half the neighbouring entry
     right: Tensor
-    mass_left: Tensor  # L and R, 0 if there is nothing
+    mass_left: Tensor  # L and R; 0 if there is no entry on that side
     mass_right: Tensor
     below: Tensor  # weight of the entries below
 
@@ -61,12 +61,13 @@ def soft_count(x: Tensor, points: float | Tensor, scale: float | Tensor = 1.0, d
     .. math:: F(t) = \sum_i \mathrm{Lap}((t - x_i)/s), \qquad
         \mathrm{Lap}(u) = \tfrac12 e^{u} \text{ for } u < 0, \; 1 - \tfrac12 e^{-u} \text{ else}
 
-    Tends to the number of entries below t as ``scale -> 0``, an entry at t counted as one half, and to ``n / 2`` as it
-    grows. Increasing in t; ``soft_count(x, x) + 1/2`` are the soft ranks. Differentiable in ``x``, ``points`` and
-    ``scale``, forwards and backwards, to any order. Takes O((n + m) log n) time.
+    Tends to the number of entries below t as ``scale -> 0``, where an entry equal to t counts as one half, and to
+    ``n / 2`` as it grows. The count increases with t, and ``soft_count(x, x) + 1/2`` are the soft ranks. It is
+    differentiable to any order in ``x``, ``points`` and ``scale``, in reverse and forward mode. Takes O((n + m) log n)
+    time.
 
     Args:
-        x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, which is below every point.
+        x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, which then lies below every point.
         points: Finite points, with m entries along ``dim`` and otherwise the shape of ``x``; a tensor ``(m,)`` for all
             rows; or a number, for m = 1.
         scale: Positive softness.
@@ -77,7 +78,7 @@ def soft_count(x: Tensor, points: float | Tensor, scale: float | Tensor = 1.0, d
 
     Raises:
         ValueError: If ``scale`` is not positive, shapes do not fit, ``x`` contains NaN or ``inf``, or ``points`` are
-            not finite. Details: :mod:`khot.relaxations`.
+            not finite. See :mod:`khot.relaxations`.
         TypeError: If an argument has the wrong type or dtype.
 
     References:
@@ -90,7 +91,7 @@ def soft_count(x: Tensor, points: float | Tensor, scale: float | Tensor = 1.0, d
     rows, points = _checked(x, scale, "points", points, dim)
     is_excluded = rows == -torch.inf
     row = _sorted(rows, scale, is_excluded)
-    half = points.double() * 0.5 + torch.zeros_like(row.scale)  # in a vmap of the rows a row of points for each
+    half = points.double() * 0.5 + torch.zeros_like(row.scale)  # under a vmap over the rows: a row of points for each
     place = torch.searchsorted(row.half.detach().contiguous(), half.detach().contiguous(), right=True)
     sides = _sides(row, place)
     left, right = half - sides.left, sides.right - half
@@ -106,16 +107,16 @@ def soft_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor = 1.0, dim
 
     .. math:: t = F^{-1}(q n), \qquad F(t) = \sum_i \mathrm{Lap}((t - x_i)/s)
 
-    The inverse of :func:`soft_count`. As ``scale -> 0`` it tends to the entry in the place ``ceil(q n)`` of the sorted
-    row, or where q n is an integer below n to the middle between two entries. Increasing in q, invariant to
-    permutations of ``x``; ``x + c`` moves it by c. Differentiable in ``x``, ``q`` and ``scale``, forwards and
-    backwards, to the third order; the derivatives with respect to the entries are nonnegative and sum to one for each
-    q. That in q is limited where it would overflow, at the middle of a gap of very many scales. Takes
-    O((n + m) log n) time.
+    This is the inverse of :func:`soft_count`. As ``scale -> 0`` it tends to entry number ``ceil(q n)`` of the sorted
+    row or, if q n is an integer below n, to the midpoint between two entries. It increases with q, does not depend on
+    the order of ``x``, and moves by c with ``x + c``. It is differentiable to third order in ``x``, ``q`` and
+    ``scale``, in reverse and forward mode. For each q, the derivatives with respect to the entries are nonnegative and
+    sum to one. The derivative in q is limited where it would overflow, in the middle of a gap of very many scales.
+    Takes O((n + m) log n) time.
 
     Args:
-        x: Scores with ``n`` entries along ``dim``, n at least 1; ``-inf`` excludes an entry, which counts as one below
-            all others: with m of these, a quantile with q n at most m is ``-inf``.
+        x: Scores with ``n`` entries along ``dim``, n at least 1; ``-inf`` excludes an entry, which then counts as below
+            all others: if m entries are excluded, quantiles with q n at most m are ``-inf``.
         q: Levels in (0, 1), with m entries along ``dim`` and otherwise the shape of ``x``; a tensor ``(m,)`` for all
             rows; or a number, for m = 1.
         scale: Positive softness.
@@ -126,7 +127,7 @@ def soft_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor = 1.0, dim
 
     Raises:
         ValueError: If ``scale`` is not positive, shapes do not fit, ``x`` contains NaN or ``inf``, or ``q`` is not in
-            (0, 1). Details: :mod:`khot.relaxations`.
+            (0, 1). See :mod:`khot.relaxations`.
         TypeError: If an argument has the wrong type or dtype.
 
     References:
@@ -139,7 +140,7 @@ def soft_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor = 1.0, dim
     rows, q = _checked(x, scale, "q", q, dim)
     is_excluded = rows == -torch.inf
     number = is_excluded.sum(-1, keepdim=True)
-    row = _sorted(rows, scale, is_excluded & (number < rows.shape[-1]))  # where all are, as if none were
+    row = _sorted(rows, scale, is_excluded & (number < rows.shape[-1]))  # if all are excluded, treat none as excluded
     target = q.double() * rows.shape[-1] - number
     is_lowest = target <= 0
     target = torch.where(is_lowest, 0.5 * row.below[..., -1:], target)
@@ -148,7 +149,7 @@ def soft_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor = 1.0, dim
 
 
 def _checked(x: Tensor, scale: float | Tensor, name: str, value: float | Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The rows, and points or levels (..., m) beside them."""
+    """The rows, and the points or levels (..., m) that belong to them."""
     check_scores(x, dim)
     rows = x.movedim(dim, -1)
     check_softness("scale", scale, x, rows.shape[:-1])
@@ -161,7 +162,7 @@ def _checked(x: Tensor, scale: float | Tensor, name: str, value: float | Tensor,
         beside = value.movedim(dim, -1) if value.dim() == x.dim() else value
         if value.dim() != 1 and (value.dim() != x.dim() or beside.shape[:-1] != rows.shape[:-1]):
             raise ValueError(
-                f"`{name}` must have shape (m,), or that of `x`, {tuple(x.shape)}, but for the length along dim={dim}, "
+                f"`{name}` must have shape (m,), or that of `x`, {tuple(x.shape)}, except along dim={dim}, "
                 f"but got {tuple(value.shape)}"
             )
         value = beside
@@ -197,7 +198,7 @@ def _sorted(x: Tensor, scale: float | Tensor, is_excluded: Tensor) -> _Row:
 
 
 def _sides(row: _Row, place: Tensor) -> _Sides:
-    """Of points with ``place`` entries (..., m) below them."""
+    """The two sides of points that have ``place`` entries (..., m) below them."""
     n = row.half.shape[-1]
     lower, upper = (place - 1).clamp(min=0), place.clamp(max=n - 1)
     mass_left = (row.weight + row.before).gather(-1, lower).masked_fill(place == 0, 0.0)
@@ -207,13 +208,13 @@ def _sides(row: _Row, place: Tensor) -> _Sides:
 
 
 class _Root(NamedTuple):
-    """A t with a given count, as constants.
+    """A point t with a given count. All fields are constants.
 
     Attributes:
         half: t / 2.
-        nearer: The distance to the nearer one of its neighbours, in scales.
-        left: By how much that to the left one is larger, infinite where there is none.
-        right: The same for the right one.
+        nearer: The distance to the nearer of its two neighbours, in scales.
+        left: How much farther the left neighbour is; infinite if there is none.
+        right: The same for the right neighbour.
     """
 
     half: Tensor
@@ -223,14 +224,14 @@ class _Root(NamedTuple):
 
 
 def _half_quantile(row: _Row, target: Tensor) -> Tensor:
-    """Half the t with the given weight below it (..., m), between 0 and that of the row."""
+    """Half the t that has the given weight below it (..., m), between 0 and the weight of the row."""
     constant = _Row(*(value.detach() for value in row))
     at_entries = constant.below[..., :-1] + 0.5 * (constant.weight + constant.after - constant.before)
     place = torch.searchsorted(at_entries.contiguous(), target.detach().contiguous(), right=True)
     root, sides = _root(_sides(constant, place), constant.scale, target.detach()), _sides(row, place)
     t = root.half
     for _ in range(2):
-        # The count's excess and its slope, both multiplied by e^nearer, so that neither underflows.
+        # Excess of the count and its slope, both multiplied by e^nearer, so that neither underflows.
         left = _decayed(sides.mass_left, t - sides.left, row.scale, root.left)
         right = _decayed(sides.mass_right, sides.right - t, row.scale, root.right)
         excess = (sides.below - target) * root.nearer.clamp(max=STEEPEST).exp() + 0.5 * (right - left)
@@ -247,18 +248,19 @@ def _decayed(mass: Tensor, apart: Tensor, scale: Tensor, distance: Tensor) -> Te
 
 
 def _root(sides: _Sides, scale: Tensor, target: Tensor) -> _Root:
-    r"""The t between two neighbours at which the count is the target.
+    r"""The t between two neighbours at which the count equals the target.
 
-    With r the target less the entries below and g the gap in scales, the distance u to the left neighbour solves
-    :math:`R e^{u - g} - L e^{-u} = 2r`. So :math:`L e^{-u} = \sqrt{r^2 + L R e^{-g}} - r`, and likewise seen from the
-    right, with the sign of r changed. Each is taken where it adds up; for r = 0 the two balance.
+    Let r be the target minus the entries below, and g the gap in scales. The distance u to the left neighbour solves
+    :math:`R e^{u - g} - L e^{-u} = 2r`, so :math:`L e^{-u} = \sqrt{r^2 + L R e^{-g}} - r`. The distance to the right
+    neighbour satisfies the same equation with r negated. The code uses whichever has no cancellation; for r = 0 both
+    are equal.
     """
     missing, width = target - sides.below, (sides.right - sides.left) / scale
     log_left, log_right = sides.mass_left.log(), sides.mass_right.log()
     log_root = (missing.square() + (log_left + log_right - width).exp()).sqrt().add(missing.abs()).log()
     near_left = torch.minimum((log_left - log_root).clamp(min=0), width.masked_fill(sides.mass_right == 0, torch.inf))
     near_right = torch.minimum((log_right - log_root).clamp(min=0), width.masked_fill(sides.mass_left == 0, torch.inf))
-    lean = log_left - log_right  # of the balanced one: by how much it is farther from the left
+    lean = log_left - log_right  # of the balanced point: how much farther it is from the left neighbour
     from_left, from_right, is_balanced = missing < 0, missing > 0, missing == 0
     left = torch.where(from_left, near_left, torch.where(from_right, width - near_right, 0.5 * (width + lean)))
     right = torch.where(from_left, width - near_left, torch.where(from_right, near_right, 0.5 * (width - lean)))

@@ -1,8 +1,8 @@
-r"""Every map that a threshold makes, with one ladder of ways to compute it.
+r"""All maps that are defined by a threshold, with one ordered list of ways to compute them.
 
-A :class:`ThresholdMap` checks its arguments and goes the first way that is open to a call: a program for ONNX gets
-operations that it knows; a plain call finds the values at once, with a gradient in the scores; every other call, in
-graphs, under transforms or of parts of rows, asks an operator for thresholds and attaches all derivatives.
+A :class:`ThresholdMap` checks its arguments and takes the first way that suits the call. A program for ONNX gets
+operations that ONNX has. A plain call finds the values at once, with a gradient in the scores. Every other call (in
+graphs, under transforms, on sharded rows) asks an operator for thresholds and attaches all derivatives.
 """
 
 from typing import NamedTuple
@@ -28,12 +28,12 @@ from .of_scores import of_scores
 
 
 class ThresholdMap(NamedTuple):
-    """A map that a threshold makes.
+    """A map that is defined by a threshold.
 
     Attributes:
         link: The link F.
-        softness: What error messages call the softness.
-        kind: The kind of map, see :mod:`khot.kernels.threshold.kinds`.
+        softness: The name of the softness in error messages.
+        kind: The kind of map; see :mod:`khot.kernels.threshold.kinds`.
     """
 
     link: Link
@@ -67,14 +67,14 @@ class ThresholdMap(NamedTuple):
         return y if y.shape[-1] == n else y[..., :n]
 
     def distances(self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor) -> Tensor:
-        """The z of the mask F(z) along the last axis; differentiable as the mask is."""
+        """The argument z of the mask F(z) along the last axis; differentiable as the mask is."""
         x, _, s, anchor, offset, setting, n = self._threshold(call, x, k, softness)
         here, seen = reductions(setting.shards).seen(s, offset)
         z = self.kind.distances(x, Threshold(anchor, seen), here, self.link)
         return z if z.shape[-1] == n else z[..., :n]
 
     def threshold(self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor) -> Tensor:
-        """The float64 t of the mask F((x - t) / s) along the last axis; differentiable as the mask is."""
+        """The threshold t of the mask F((x - t) / s) along the last axis, in float64; differentiable as the mask is."""
         _, _, s, anchor, offset, _, _ = self._threshold(call, x, k, softness)
         return anchor + offset * s
 
@@ -92,7 +92,7 @@ class ThresholdMap(NamedTuple):
         return x, k, s, anchor, offset_of(x, k, s, anchor, offset, setting, call=call), setting, n
 
     def _check(self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor) -> None:
-        """Of whole rows; parts of rows are checked where all processes can tell."""
+        """Checks whole rows. Sharded rows are checked elsewhere, where all processes see the result."""
         if call.shards is None:
             batch, layouts = x.shape[:-1], call.reads_layouts
             check_k(k, x, batch, x.shape[-1], reads_layouts=layouts)
@@ -102,7 +102,7 @@ class ThresholdMap(NamedTuple):
 def _tensors(
     call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor, masked: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x, k and the softness; with an item that is masked, where rows are cut and this process has none."""
+    """x, k and the softness. If rows are sharded and this process has no items, x gets one masked item."""
     on_host = x.is_cuda and not call.is_compiling
     k, softness = (in_rows_of(x, value, on_host) for value in (k, softness))
     return x if call.shards is None else with_an_item(x, masked), k, softness
@@ -131,25 +131,26 @@ def capped_simplex_map(
 
     .. math:: y_i = F((x_i - t)/s), \qquad t \text{ such that } \sum_i y_i = k
 
-    Every relaxed mask of this library is this map with a link of its own; pass a :class:`Link` to make another. Keeps
-    the order of ``x`` and is invariant to ``x + c``; tends to the k-hot top-k as ``scale -> 0`` (for a link with
-    compact support it gets there). Differentiable in ``x``, ``k`` and ``scale``, forwards and backwards, as often as F
-    is. O(n) time per step of the root finder (3 to 6 on ordinary rows), no sort; saves ``x`` and two numbers per row.
+    Every relaxed mask of this library is this map with a link of its own; pass a :class:`Link` to make another one. The
+    map keeps the order of ``x``, is invariant to ``x + c``, and tends to the k-hot top-k as ``scale -> 0`` (a link with
+    compact support reaches it). It is differentiable in ``x``, ``k`` and ``scale``, in reverse and forward mode, as
+    often as F is. The root finder takes O(n) time per step (3 to 6 steps on ordinary rows) and does not sort. The
+    backward pass needs ``x`` and two numbers per row.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
         k: Sum of the result, ``0 <= k <= n``.
         scale: Positive softness.
-        link: The link function. ``torch.compile`` takes any, made inside or outside of the compiled function; an
-            exported program only one that has a name, see :class:`Link`.
+        link: The link function. ``torch.compile`` accepts any link, made inside or outside of the compiled function; an
+            exported program needs one with a name, see :class:`Link`.
         dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
 
     Raises:
-        ValueError: If ``k`` or ``scale`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are left
-            unmasked. Details: :mod:`khot.relaxations`.
+        ValueError: If ``k`` or ``scale`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are
+            unmasked. See :mod:`khot.relaxations`.
 
     References:
         [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3, for general F.

@@ -1,8 +1,8 @@
-"""Entries of -inf in the maps of sorted entries: the limit of ever smaller scores.
+"""Entries of -inf in the maps of sorted entries, treated as the limit of ever smaller scores.
 
-The m excluded entries of a row share the m lowest places, and the others follow as a row of their own. So the maps take
-a finite number for them, so far below the others that no entry feels it: what the others get is the limit itself. It is
-a constant, so that excluded entries have no gradient.
+The m excluded entries of a row share the m lowest places, and the others follow as if they were a row of their own. The
+maps therefore replace -inf by a finite number so far below the other entries that these are not affected: their values
+are exactly the limit. The number is a constant, so excluded entries have no gradient.
 """
 
 from typing import NamedTuple
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from khot._validation import looks_at_contents
 
-APART = 2.0**-8  # excluded entries are below the lowest one by this share of it at least: rounding cannot join them
+APART = 2.0**-8  # excluded entries are below the lowest by at least this fraction of it, so rounding cannot merge them
 
 
 class Filled(NamedTuple):
-    """Rows in which nothing is excluded any more.
+    """Rows in which no entry is -inf any more.
 
     Attributes:
         x: The rows (..., n), in float32 or float64.
-        is_excluded: Where they were -inf.
+        is_excluded: Where the entries were -inf.
     """
 
     x: Tensor
@@ -28,23 +28,23 @@ class Filled(NamedTuple):
 
     @property
     def number(self) -> Tensor:
-        """How many entries of each row are excluded (..., 1)."""
+        """The number of excluded entries of each row (..., 1)."""
         return self.is_excluded.sum(-1, keepdim=True)
 
 
 def filled_below(x: Tensor, distance: Tensor | float) -> Filled:
-    """The rows with finite numbers in the place of -inf, at least ``distance`` (..., 1) below all others."""
+    """The rows with -inf replaced by finite numbers, at least ``distance`` (..., 1) below all other entries."""
     x = x.double() if looks_at_contents(x) else x.to(torch.promote_types(x.dtype, torch.float32))
     is_excluded = x == -torch.inf
     with torch.no_grad():
         lowest = x.masked_fill(is_excluded, torch.inf).amin(-1, keepdim=True)
-        lowest = lowest.masked_fill(lowest == torch.inf, 0.0)  # all are excluded
+        lowest = lowest.masked_fill(lowest == torch.inf, 0.0)  # all entries are excluded
         far = (lowest - distance - APART * lowest.abs()).to(x.dtype).clamp(min=torch.finfo(x.dtype).min)
     return Filled(torch.where(is_excluded, far, x), is_excluded)
 
 
 def may_have_excluded(x: Tensor) -> bool:
-    """Whether some entry is -inf; True where contents cannot be read."""
+    """Whether some entry is -inf; True if the contents cannot be read."""
     return x.numel() > 0 and (not looks_at_contents(x) or bool((x.detach() == -torch.inf).any()))
 
 

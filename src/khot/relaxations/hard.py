@@ -1,4 +1,4 @@
-"""The hard top-k mask that the relaxed ones tend to."""
+"""The hard top-k mask, the limit of the relaxed ones."""
 
 from typing import Any
 
@@ -22,8 +22,8 @@ def topk_mask(_call: Call, x: Tensor, k: int | Tensor, dim: int | tuple[int, ...
 
     .. math:: y = \arg\max_{y \in \{0,1\}^n, \sum y = k} \langle x, y \rangle
 
-    Exactly ``k`` entries are marked: of equal scores the earlier ones, on every device and for rows that are cut over
-    processes, too. Not differentiable: the result carries no gradient. O(n) time, by counting; nothing is sorted.
+    Exactly ``k`` entries are marked. Among equal scores, earlier entries win, on every device and for sharded rows too.
+    The result carries no gradient. The entries are found by counting in O(n) time, without sorting.
 
     Args:
         x: Real scores with ``n`` entries along ``dim``; infinities are ordinary scores here.
@@ -34,8 +34,8 @@ def topk_mask(_call: Call, x: Tensor, k: int | Tensor, dim: int | tuple[int, ...
         Tensor like ``x`` of zeros and ones, with ``k`` ones along ``dim``.
 
     Raises:
-        ValueError: If ``k`` is out of range, or ``x`` contains NaN. Details: :mod:`khot.relaxations`.
-        TypeError: If ``k`` is not an integer, or ``x`` not a floating-point tensor.
+        ValueError: If ``k`` is out of range, or ``x`` contains NaN. See :mod:`khot.relaxations`.
+        TypeError: If ``k`` is not an integer, or ``x`` is not a floating-point tensor.
 
     Example:
         >>> topk_mask(torch.tensor([0.3, 2.0, -1.0, 0.9]), 2)
@@ -51,7 +51,7 @@ def topk_mask(_call: Call, x: Tensor, k: int | Tensor, dim: int | tuple[int, ...
     if isinstance(k, Tensor):
         sizes = k.detach().to(x.device, torch.int64).expand(batch)
     elif _call.is_compiling:
-        sizes = rows.new_full(batch, k, dtype=torch.int64)  # a DTensor, if the rows are one
+        sizes = rows.new_full(batch, k, dtype=torch.int64)  # a DTensor if the rows are
     else:
         sizes = torch.full((), k, dtype=torch.int64, device=x.device).expand(batch)
     if _call.writes_onnx or (_call.is_compiling and is_exporting()):  # a program that runs without this library
@@ -60,7 +60,7 @@ def topk_mask(_call: Call, x: Tensor, k: int | Tensor, dim: int | tuple[int, ...
 
 
 def checked_whole(k: Any, what: str = "a hard mask") -> int | Tensor:
-    """``k`` of an integer type: an int, or a tensor; its value is checked elsewhere."""
+    """``k`` as an int or an integer tensor; its value is checked elsewhere."""
     what = f"an int or an integer tensor for {what}"
     if not isinstance(k, Tensor):
         return checked_int("k", k, what)
@@ -70,7 +70,7 @@ def checked_whole(k: Any, what: str = "a hard mask") -> int | Tensor:
 
 
 def positions(value: Tensor, k: int) -> Tensor:
-    """Where k-hot vectors ``(..., n)`` have their ones, ``(..., k)`` in increasing order."""
+    """The indices of the ones of k-hot vectors ``(..., n)``, as ``(..., k)`` in increasing order."""
     if can_look(value) and value.device.type == "cpu":
         return value.nonzero()[:, -1].view(*value.shape[:-1], k)
     return value.topk(k, sorted=False).indices.sort(-1).values  # a shape that does not depend on the contents

@@ -1,9 +1,9 @@
-r"""Isotonic optimisation with exact derivatives: to what soft top-k, ranking and sorting on permutahedra reduce.
+r"""Isotonic optimisation with exact derivatives, to which soft top-k, ranking and sorting on permutahedra reduce.
 
-The solvers of :mod:`khot.kernels.isotonic` return the solution and the blocks in which it is constant, as integers.
-Given the blocks, a value is a quotient of sums over its block for p = 2, and else the root of an increasing function,
-which two Newton steps from the solution express with derivatives right to third order. Those formulas carry the
-derivatives, in plain torch operations: to any order, forwards and backwards, batched and compiled.
+The solvers of :mod:`khot.kernels.isotonic` return the solution and, as integers, the blocks in which it is constant.
+Given the blocks, a value is a quotient of sums over its block if p = 2. Otherwise it is the root of an increasing
+function, which two Newton steps from the solution express with derivatives that are exact to third order. These
+formulas carry the derivatives in plain torch operations: to any order, in both modes, batched and compiled.
 """
 
 import torch
@@ -20,7 +20,7 @@ from .sparse import check_exponent
 
 
 def solve_blocks(s: Tensor, w: Tensor, strength: Tensor, names: str, p: float) -> tuple[Tensor, Tensor]:
-    """``isotonic_lp(s, w, p, strength)`` and its blocks, as constants; s and w of the same shape, strength (..., 1)."""
+    """``isotonic_lp(s, w, p, strength)`` and its blocks, as constants; s and w have one shape, strength is (..., 1)."""
     names = names if checks_contents(s) else ""
     solution, blocks = isotonic(s.detach(), w.detach(), strength.detach().squeeze(-1), p, False, False, 0, names)
     return solution, blocks
@@ -29,7 +29,7 @@ def solve_blocks(s: Tensor, w: Tensor, strength: Tensor, names: str, p: float) -
 def of_pooled(s: Tensor, w: Tensor, strength: Tensor, p: float, v: Tensor, blocks: Tensor) -> Tensor:
     """sign(s - v) abs((s - v) / strength)^(q - 1), differentiable, with v near ``isotonic_lp(s, w, p, strength)``.
 
-    The s and v of a block may be counted from its middle, so that they have the digits of their differences.
+    The s and v of a block may be measured from its middle, which keeps the digits of their differences.
     """
     objective, power = Objective(s, w, strength, p, magnitude=False), 1 / (p - 1)
     z = (s - _newton(objective, v, blocks)) / strength
@@ -60,7 +60,7 @@ def _newton(objective: Objective, v: Tensor, blocks: Tensor) -> Tensor:
     for _ in range(2):
         value, slope = objective.derivatives(v)
         value, slope = block_sums(value, blocks), block_sums(slope, blocks)
-        flat = slope == 0  # where w = 0, and v = s
+        flat = slope == 0  # where w = 0 and v = s
         follow = block_sums(objective.s, blocks) / size
         v = torch.where(flat, with_derivatives_of(v.detach(), follow), v - value / slope.masked_fill(flat, 1))
     return v
@@ -94,25 +94,25 @@ def isotonic_l2(s: Tensor, w: Tensor | None = None, solver: str = "pav", *, max_
 
     .. math:: v = \arg\min_{v_1 \ge \dots \ge v_n} \tfrac12 \|s - w - v\|^2
 
-    The reduction of the Euclidean projection of s onto the permutahedron of w, for both in descending order, which is
-    ``s - v`` [1]. Differentiable in ``s`` and ``w`` to any order (piecewise linear: the derivative averages over the
-    blocks of equal values that were pooled).
+    For s and w in descending order, ``s - v`` is the Euclidean projection of s onto the permutahedron of w [1].
+    Differentiable in ``s`` and ``w`` to any order. The map is piecewise linear: its derivative averages over the blocks
+    of equal values that were pooled.
 
     Args:
         s: Finite values with ``n`` entries along the last axis.
-        w: Finite values that broadcast to ``s``; zeros if not given, for the isotonic regression of ``s``.
-        solver: ``"pav"`` is exact; compiled on a CPU if numba is installed, and in log2(n) batched levels elsewhere.
-            ``"dykstra"`` alternates projections onto the odd and the even constraints [2, algorithm 1], all rows and
-            pairs at once; it needs about as many sweeps as the square of the longest block.
-        max_iter: Sweeps after which Dykstra's algorithm stops if it is not exact before, with the last iterate and a
-            RuntimeWarning.
+        w: Finite values that broadcast to ``s``; by default zeros, which gives the isotonic regression of ``s``.
+        solver: ``"pav"`` is exact. With numba, it runs as a compiled loop on a CPU; otherwise it takes log2(n) batched
+            levels. ``"dykstra"`` alternates projections onto the odd and the even constraints [2, algorithm 1], for all
+            rows and pairs at once; it needs about as many sweeps as the square of the length of the longest block.
+        max_iter: Number of sweeps after which Dykstra's algorithm returns the last iterate with a RuntimeWarning, if it
+            is not exact by then.
 
     Returns:
         Tensor like ``s``.
 
     Raises:
         ValueError: If shapes do not fit, ``solver`` is unknown, ``max_iter`` is below 1, or contents are not finite.
-            Details: :mod:`khot.relaxations`.
+            See :mod:`khot.relaxations`.
 
     References:
         [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", Propositions 3 and 4.
@@ -144,10 +144,11 @@ def isotonic_lp(
         + \tfrac1q |s_i - v_i|^q, \qquad \tfrac1p + \tfrac1q = 1
 
     with :math:`\varphi(v) = v` (``kind="mask"``) or :math:`\tfrac12 v^2` (``"magnitude"``), and :math:`\lambda` the
-    ``strength``. With s the scores in descending order (their absolute values, for magnitudes) and w of k ones followed
-    by zeros, :math:`((s - v)/\lambda)^{q-1}` is the sparse top-k mask, respectively the absolute values of the sparse
-    top-k magnitudes [1, section 5]. For p = 2 and masks v is ``isotonic_l2(s, strength * w)``. Differentiable in ``s``,
-    ``w`` and ``strength``, forwards and backwards, exactly to third order wherever the derivatives exist.
+    ``strength``. Let s be the scores in descending order (for magnitudes, their absolute values), and w be k ones
+    followed by zeros. Then :math:`((s - v)/\lambda)^{q-1}` is the sparse top-k mask, or the absolute values of the
+    sparse top-k magnitudes [1, section 5]. For masks with p = 2, v is ``isotonic_l2(s, strength * w)``. Differentiable
+    in ``s``, ``w`` and ``strength``, in reverse and forward mode, exactly to third order wherever the derivatives
+    exist.
 
     Args:
         s: Finite values with ``n`` entries along the last axis.
@@ -155,16 +156,16 @@ def isotonic_lp(
         p: Norm of the regulariser, ``1 < p <= 2``.
         strength: Positive softness.
         solver: ``"pav"`` pools blocks, to machine precision. ``"dual"`` is block coordinate ascent on the multipliers
-            of the odd and of the even constraints [1, appendix A.8], for p = 2 Dykstra's algorithm.
+            of the odd and of the even constraints [1, appendix A.8]; for p = 2 this is Dykstra's algorithm.
         kind: ``"mask"`` or ``"magnitude"``.
-        max_iter: Sweeps after which the dual ascent stops if it is not exact before, with the last iterate and a
-            RuntimeWarning.
+        max_iter: Number of sweeps after which the dual ascent returns the last iterate with a RuntimeWarning, if it is
+            not exact by then.
 
     Returns:
         Tensor like ``s``.
 
     Raises:
-        ValueError: If an argument is out of range or shapes do not fit. Details: :mod:`khot.relaxations`.
+        ValueError: If an argument is out of range or shapes do not fit. See :mod:`khot.relaxations`.
 
     References:
         [1] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective".

@@ -1,14 +1,14 @@
 r"""The positions, sums, quantiles and slices behind the order maps, as differentiable functions of the sorted items.
 
-Derivatives are written in the two-sided sums of :mod:`khot.kernels.order`, which are linear in their weights and
-one another's transposes, so the derivatives of every order are such sums again.
+Derivatives are written in terms of the two-sided sums of :mod:`khot.kernels.order`. These are linear in their weights
+and are each other's transposes, so derivatives of every order are such sums again.
 
 For a quantile t of F the implicit function theorem gives :math:`dt = \sum_i \omega_i\,dz_i` with
-:math:`\omega_i \propto e^{-|t - z_i|}`: the mean over the items on the left of t and the mean over those on its right,
-weighted by a logistic function that stays exact where all :math:`e^{-|t - z_i|}` underflow.
+:math:`\omega_i \propto e^{-|t - z_i|}`. This is the mean over the items on the left of t and the mean over those on its
+right, combined with logistic weights that stay exact where all :math:`e^{-|t - z_i|}` underflow.
 
-Values come from gaps and offsets, in which no item far away costs a digit; z and t in one coordinate for the whole row
-carry the derivatives. :func:`carried` joins the two.
+Values are computed from gaps and offsets, in which distant items cost no digits. Derivatives are carried by z and t in
+one coordinate for the whole row. :func:`carried` joins the two.
 """
 
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from khot.kernels.order.torch_sums import FAR
 
 
 def carried(value: Tensor, carrier: Tensor) -> Tensor:
-    """``value``, with the derivatives, of any order, of the ``carrier``, which is the same number but for rounding."""
+    """``value`` with the derivatives, of any order, of ``carrier``, which is the same number up to rounding."""
     return with_derivatives_of(value.detach(), carrier)
 
 
@@ -45,8 +45,8 @@ class _Positions(Function):
     @staticmethod
     def backward(ctx: Any, grad_z: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
         scale, z, gap = ctx.saved_tensors
-        # Whatever is made of z does not change when all items move. So -<grad_z, z> is a sum over the gaps, and a gap
-        # that nothing crosses has no part in it, rather than one that cancels.
+        # A function of z does not change when all items move together. So -<grad_z, z> is a sum over the gaps, and a
+        # gap that nothing crosses contributes exactly 0, without cancellation.
         flow = -grad_z.cumsum(-1)[..., :-1]
         live = (gap < FAR)[..., 1:]
         stretch = carried(gap[..., 1:], z.diff(dim=-1)) * live
@@ -58,7 +58,7 @@ class _Positions(Function):
 
 
 class _DecayedSums(Function):
-    """(z, gap, v_left, v_right) -> the sums over the left of v_left and over the right of v_right."""
+    """(z, gap, v_left, v_right) -> the sums of v_left over items on the left and of v_right over items on the right."""
 
     @staticmethod
     def forward(z: Tensor, gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,12 +111,12 @@ class _SoftCountInverse(Function):
 
 
 class _Neighbours(NamedTuple):
-    """Of each t: the items next to it, and by how much dt follows the sums over what lies on either side."""
+    """For each t: its neighbouring items, and how strongly dt depends on the sums over either side."""
 
     lower: Tensor
     upper: Tensor
-    left_share: Tensor  # of the sum over the left of ``lower``, itself included
-    right_share: Tensor  # of the sum over the right of ``upper``
+    left_share: Tensor  # of the sum over the items up to and including ``lower``
+    right_share: Tensor  # of the sum over the items from ``upper`` on
 
 
 def _neighbours(z: Tensor, gap: Tensor, t: Tensor, points: Points) -> _Neighbours:
@@ -125,7 +125,7 @@ def _neighbours(z: Tensor, gap: Tensor, t: Tensor, points: Points) -> _Neighbour
     lower, upper = (below - 1).clamp(min=0), below.clamp(max=n - 1)
     mass_left, mass_right = 1 + before.gather(-1, lower), 1 + after.gather(-1, upper)
     width = gap.gather(-1, upper)
-    farther_left = torch.where(points.anchor < below, width, -width) - 2 * points.offset  # than to the right
+    farther_left = torch.where(points.anchor < below, width, -width) - 2 * points.offset  # compared with the right
     farther_left = carried(farther_left, z.gather(-1, lower) + z.gather(-1, upper) - 2 * t)
     balance = mass_left.log() - mass_right.log() + farther_left
     balance = balance.masked_fill(below == 0, -torch.inf).masked_fill(below == n, torch.inf)
@@ -133,7 +133,7 @@ def _neighbours(z: Tensor, gap: Tensor, t: Tensor, points: Points) -> _Neighbour
 
 
 class _SliceWeights(Function):
-    """:func:`khot.kernels.order.slice_weights`, with z and t before its arguments, to carry the derivatives."""
+    """:func:`khot.kernels.order.slice_weights`, with z and t before its arguments to carry the derivatives."""
 
     @staticmethod
     def forward(
@@ -146,7 +146,7 @@ class _SliceWeights(Function):
         offset: Tensor,
         below: Tensor,
         dtype: torch.dtype,
-    ) -> Tensor:  # one by one: in a strict export Dynamo takes t for one of *arguments
+    ) -> Tensor:  # not *arguments: in a strict export Dynamo takes t for one of them
         return kernel.slice_weights(values, scale, order, cuts, offset, below, dtype)
 
     @staticmethod
@@ -214,7 +214,7 @@ _apply_slice_weights = with_forward_mode(_SliceWeights, _slice_weights_jvp)
 
 
 def positions(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`khot.kernels.order.sorted_positions`, z differentiable in both for functions of its differences."""
+    """:func:`khot.kernels.order.sorted_positions`; differentiable in both for functions of the differences of z."""
     return _apply_positions(values, scale)
 
 
@@ -224,7 +224,7 @@ def decayed_sums(z: Tensor, gap: Tensor, left: Tensor, right: Tensor) -> tuple[T
 
 
 def soft_count_inverse(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, Points]:
-    """t, differentiable in z, and the points as :func:`khot.kernels.order.soft_count_inverse` gives them."""
+    """t, differentiable in z, and the points of :func:`khot.kernels.order.soft_count_inverse`."""
     t, *points = _apply_inverse(z, gap, between)
     return t, Points(*points)
 

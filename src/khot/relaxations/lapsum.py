@@ -22,11 +22,12 @@ def lapsum_topk(
     .. math:: y_i = \mathrm{Lap}((x_i - t)/s), \quad \sum_i y_i = k; \qquad
         \mathrm{Lap}(z) = \tfrac12 e^z \ (z \le 0), \quad 1 - \tfrac12 e^{-z} \ (z > 0)
 
-    Tends to the k-hot top-k as ``scale -> 0``, to ``k / n`` as it grows. Permutation-equivariant, keeps the order of
-    ``x``, invariant to ``x + c``, invertible up to that shift. Differentiable, forwards and backwards, in ``x``, ``k``
-    and ``scale``: once everywhere, and as often as wanted where no ``x_i`` is the threshold ``t`` itself. O(n) time per
-    step of the root finder (2 to 5 on ordinary rows), no sort; saves ``x`` and two numbers per row. The closed form of
-    [1], a sort and two scans, gives the same numbers in more time (``benchmarks/lapsum_closed_form.py``).
+    Tends to the k-hot top-k as ``scale -> 0`` and to ``k / n`` as it grows. The map is permutation-equivariant, keeps
+    the order of ``x``, is invariant to ``x + c``, and is invertible up to that shift. It is differentiable in ``x``,
+    ``k`` and ``scale``, in reverse and forward mode: once everywhere, and to any order where no ``x_i`` equals the
+    threshold ``t``. The root finder takes O(n) time per step (2 to 5 steps on ordinary rows) and does not sort. The
+    backward pass needs ``x`` and two numbers per row. The closed form of [1], a sort and two scans, gives the same
+    numbers but takes longer (``benchmarks/lapsum_closed_form.py``).
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
@@ -38,8 +39,8 @@ def lapsum_topk(
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
 
     Raises:
-        ValueError: If ``k`` or ``scale`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are left
-            unmasked. Details: :mod:`khot.relaxations`.
+        ValueError: If ``k`` or ``scale`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are
+            unmasked. See :mod:`khot.relaxations`.
 
     References:
         [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.
@@ -60,7 +61,7 @@ def log_lapsum_topk(
 
     .. math:: \log y_i = \log \mathrm{Lap}((x_i - t)/s), \quad \sum_i y_i = k
 
-    Accurate also where the mask itself underflows. Its complement :math:`\log(1 - y)` is
+    Accurate even where the mask itself underflows. The logarithm of its complement, :math:`\log(1 - y)`, is
     ``log_lapsum_topk(-x, n - k, scale)``. Differentiable as :func:`lapsum_topk` is.
 
     Args:
@@ -74,8 +75,8 @@ def log_lapsum_topk(
         Tensor like ``x``, at most 0, whose exponential sums to ``k`` along ``dim``.
 
     Raises:
-        ValueError: As :func:`lapsum_topk`.
-        TypeError: As :func:`lapsum_topk`.
+        ValueError: As for :func:`lapsum_topk`.
+        TypeError: As for :func:`lapsum_topk`.
 
     References:
         [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.

@@ -1,4 +1,4 @@
-"""Which link a relaxed mask has, for those who need more than its values: its slope at any probabilities."""
+"""Tells which link a relaxed mask has, for code that needs the slope of the mask at given probabilities."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,15 +13,15 @@ _Map = TypeVar("_Map", bound=Callable[..., Any])
 _noted: list[Link | Callable[..., Link]] = []
 
 
-@count_as_constant  # Dynamo reads an object from a list that it knows, but not from a function that a design holds
+@count_as_constant  # Dynamo can read an object from a list that it knows, but not from a function that a design holds
 def _place(relaxation: Callable[..., Any]) -> int | None:
-    """Where the link of a relaxed mask is among those that were noted."""
+    """The index of the link of a relaxed mask among those that are recorded."""
     link = getattr(relaxation, "link", None)
     return next((i for i, noted in enumerate(_noted) if noted is link), None)
 
 
 def with_link(link: Link | Callable[..., Link]) -> Callable[[_Map], _Map]:
-    """Notes on a relaxed mask that it is the capped simplex map of this link, or of what its settings make of one."""
+    """Records that a relaxed mask is the capped simplex map of this link, or of the link that its settings give."""
     _noted.append(link)
 
     def note(relaxation: _Map) -> _Map:
@@ -32,7 +32,7 @@ def with_link(link: Link | Callable[..., Link]) -> Callable[[_Map], _Map]:
 
 
 def logarithm_of(relaxation: Callable[..., Any]) -> Callable[[_Map], _Map]:
-    """Notes that the function is the logarithm of a relaxed mask, as the attribute ``logarithm`` of that."""
+    """Records that the function is the logarithm of a relaxed mask, as the attribute ``logarithm`` of that mask."""
 
     def note(logarithm: _Map) -> _Map:
         relaxation.__dict__["logarithm"] = logarithm
@@ -42,9 +42,9 @@ def logarithm_of(relaxation: Callable[..., Any]) -> Callable[[_Map], _Map]:
 
 
 def link_of(relaxation: Callable[..., Any], is_compiling: bool | None = None) -> Link | None:
-    """The link of a relaxed mask: its attribute ``link``, or what the settings in a partial make it.
+    """The link of a relaxed mask: its attribute ``link``, or the link that the settings in a partial give.
 
-    A caller that knows whether a compiler traces the call may say so.
+    A caller may pass ``is_compiling`` if it knows whether the call is traced by a compiler.
     """
     compiling = torch.compiler.is_compiling() if is_compiling is None else is_compiling
     settings = relaxation.keywords if isinstance(relaxation, partial) else {}

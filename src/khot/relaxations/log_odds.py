@@ -1,8 +1,8 @@
-r"""Log-odds of a mask of ``sigmoid_topk``, also where the mask itself has rounded to 0 or 1.
+r"""Log-odds of a mask made by ``sigmoid_topk``, accurate even where the mask itself has rounded to 0 or 1.
 
-Densities on the capped simplex are functions of the log-odds :math:`z = \operatorname{logit} y`, which y determines
-only as long as both y and 1 - y have digits left. Whoever makes y from scores may therefore let it remember them:
-:func:`log_odds` then starts from the scores.
+Densities on the capped simplex are functions of the log-odds :math:`z = \operatorname{logit} y`. These can be computed
+from y only while both y and 1 - y have digits left. Code that makes y from scores may therefore attach the scores to
+the tensor, and :func:`log_odds` then starts from them.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from .engine import ThresholdMap
 
 MAP = ThresholdMap(LOGISTIC, "temperature")
 _ATTRIBUTE = "_khot_scores"
-ROUNDING = 4  # units; of float32 masks 1.2 was seen
+ROUNDING = 4  # units in the last place; 1.2 was the largest error seen in float32 masks
 
 
 @one_operation
@@ -32,7 +32,8 @@ def sigmoid_topk_log_odds(x: Tensor, k: float | Tensor, temperature: float | Ten
 def log_volume(z: Tensor) -> Tensor:
     r"""The log-determinant :math:`\sum_i \log d_i - \log \sum_i d_i`, with :math:`d = \sigma(z) \sigma(-z)`.
 
-    It is that of the first n - 1 entries of ``sigmoid_topk(x, k)`` with respect to those of x, the last held fixed.
+    This is the log-determinant of the first n - 1 entries of ``sigmoid_topk(x, k)`` with respect to those of x, with
+    the last entry of x held fixed.
     """
     slope = log_slope(z)
     return slope.sum(-1) - slope.logsumexp(-1)
@@ -52,13 +53,13 @@ def is_interior(y: Tensor) -> bool:
 
 
 def smallest_positive(dtype: torch.dtype) -> float:
-    """The smallest positive number to use: a normal one, except in float16, where many of these add up."""
+    """The smallest positive number to use: the smallest normal one, except in float16, where many of these add up."""
     limits = torch.finfo(dtype)
     return limits.tiny * limits.eps if dtype == torch.float16 else limits.tiny
 
 
 def inside(y: Tensor) -> Tensor:
-    """Rounds to the nearest number inside (0, 1) what had rounded to 0 or 1; the gradient is that of y."""
+    """Replaces entries that have rounded to 0 or 1 by the nearest number inside (0, 1); the gradient is that of y."""
     value = y.detach()
     return y + (_clamped_inside(value, y.dtype) - value)
 
@@ -72,12 +73,12 @@ def _detached(value: float | Tensor) -> float | Tensor:
 
 
 class _Scores(NamedTuple):
-    """What a mask remembers: that it is ``sigmoid_topk(x, k, temperature)``, and when it was made."""
+    """What is attached to a mask: that it is ``sigmoid_topk(x, k, temperature)``, and when it was made."""
 
     x: Tensor
     k: float | Tensor
     temperature: float | Tensor
-    with_grad: bool  # whether autograd recorded how it was made
+    with_grad: bool  # whether autograd recorded the computation
     version: int | None
     recorder: object | None
 
@@ -89,21 +90,21 @@ class _Scores(NamedTuple):
 
 
 def remember_scores(y: Tensor, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> None:
-    """Lets this tensor, not its copies, remember that it is ``sigmoid_topk(x, k, temperature)`` up to rounding.
+    """Records for this tensor, not for copies of it, that it is ``sigmoid_topk(x, k, temperature)`` up to rounding.
 
-    What is made without gradient remembers numbers without gradient. Where torch does not count how often a tensor is
-    written into, in graphs and in inference mode, the numbers tell whether they still are that mask, up to rounding.
+    If the mask was made without gradient, so are the recorded numbers. In graphs and in inference mode torch does not
+    count writes to a tensor; there the numbers themselves tell whether they still are that mask, up to rounding.
     """
     setattr(y, _ATTRIBUTE, _Scores(x, k, temperature, torch.is_grad_enabled(), version_of(y), recorder()))
 
 
 def log_odds(y: Tensor, wanted: Tensor | None = None) -> Tensor:
-    """Float64 log-odds of y: of the scores that it remembers, unless it was written into, else of its entries.
+    """Float64 log-odds of y, from the recorded scores unless y was written to since, or else from its entries.
 
-    A trace uses scores that were remembered in it. Others would be constants there, while y may be its input.
+    A trace uses only scores that were recorded during it. Others would be constants there, while y may be an input.
 
-    The log-odds are 0, without gradient, in rows that are not ``wanted``, whose entries may be anything; None wants
-    all.
+    The log-odds are 0, without gradient, in rows that are not ``wanted``, whose entries may be anything; None means
+    that all rows are wanted.
     """
     scores: _Scores | None = getattr(y, _ATTRIBUTE, None)
     if scores is None or scores.recorder is not recorder():
@@ -124,8 +125,8 @@ def _of_entries(y: Tensor, wanted: Tensor | None) -> Tensor:
 
 
 def _rounds_to(z: Tensor, y: Tensor) -> Tensor:
-    """Which rows y are the probabilities of log-odds z, `inside` of (0, 1), up to rounding, ``(..., 1)``."""
+    """Whether each row of y is `inside` of the probabilities of log-odds z, up to rounding; ``(..., 1)``."""
     probs, eps = _clamped_inside(torch.sigmoid(z), y.dtype), torch.finfo(y.dtype).eps
-    # As far in proportion as log-odds are off that have a relative error; the smallest numbers are further apart.
+    # The relative error that log-odds with a relative error of eps cause; the smallest numbers are further apart.
     rounding = ROUNDING * eps * (1 + z.abs()) * probs + smallest_positive(y.dtype)
     return ((y - probs).abs() <= rounding).all(-1, keepdim=True)

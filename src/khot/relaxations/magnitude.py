@@ -1,4 +1,4 @@
-"""Sparse top-k in magnitude: keeps the entries of largest absolute value, shrunk, and sets the others to 0."""
+"""Sparse top-k in magnitude: shrinks the entries of largest absolute value, and sets the others to 0."""
 
 from torch import Tensor
 
@@ -25,20 +25,22 @@ def sparse_topk_magnitude(
     .. math:: y = \arg\max_y \langle x, y \rangle - \frac12 \min_{z \in [0,1]^n, \sum z = k} \sum_i \frac{y_i^2}{z_i}
         - \frac{\lambda}{p} \sum_i |y_i|^p
 
-    Tends to ``x * topk_mask(abs(x), k)`` as ``strength -> 0``, to 0 as it grows. Odd, permutation-equivariant, keeps
-    the order of absolute values and never enlarges one. Once ``strength`` is below
-    :math:`(|x|_{(k)} - |x|_{(k+1)}) / |x|_{(k+1)}^{p-1}`, for ``p = 2`` :math:`|x|_{(k)}/|x|_{(k+1)} - 1`, exactly the
-    ``k`` largest entries are kept, each at :math:`|y| + \lambda |y|^{p-1} = |x|`, so that the distance to the limit
-    is at most :math:`\lambda \|x\|_\infty^{p-1}`; for larger strengths there is no such bound. O(n) time per step of
-    the root finder, no sort and no isotonic regression; saves ``x`` and two numbers per row.
+    Tends to ``x * topk_mask(abs(x), k)`` as ``strength -> 0`` and to 0 as it grows. The map is odd and
+    permutation-equivariant, keeps the order of absolute values, and never enlarges one. Once ``strength`` is below
+    :math:`(|x|_{(k)} - |x|_{(k+1)}) / |x|_{(k+1)}^{p-1}`, which for ``p = 2`` is :math:`|x|_{(k)}/|x|_{(k+1)} - 1`,
+    exactly the ``k`` largest entries are kept, and each satisfies :math:`|y| + \lambda |y|^{p-1} = |x|`. The distance
+    to the limit is then at most :math:`\lambda \|x\|_\infty^{p-1}`; for larger strengths there is no such bound. The
+    root finder takes O(n) time per step, without sorting or isotonic regression. The backward pass needs ``x`` and two
+    numbers per row.
 
-    Differentiable, forwards and backwards, in ``x``, ``k`` and ``strength``, except at kinks: where an entry reaches
-    its cap while others are pooled, for ``p = 2`` also where one reaches 0, and at an integer ``k`` where nothing is
-    pooled, in ``k`` (there 0 is returned). Derivatives of an order above eight are not exact for ``p < 2``.
+    The map is differentiable in ``x``, ``k`` and ``strength``, in reverse and forward mode, except at kinks: where an
+    entry reaches its cap while others are pooled; for ``p = 2``, where an entry reaches 0; and, for the derivative in
+    ``k``, at an integer ``k`` where nothing is pooled (there it is returned as 0). For ``p < 2``, derivatives of an
+    order above eight are not exact.
 
     Args:
         x: Finite real entries, ``n`` along ``dim``. 0 masks an entry: it stays 0 and gets no gradient.
-        k: How many entries are kept, ``0 <= k <= n``.
+        k: Number of entries to keep, ``0 <= k <= n``.
         strength: Positive weight of the regulariser.
         p: Exponent of the regulariser, a Python number, ``1 < p <= 2``.
         dim: Axis of the ground set, or axes that are one ground set together.
@@ -47,7 +49,7 @@ def sparse_topk_magnitude(
         Tensor like ``x``, with its signs.
 
     Raises:
-        ValueError: If ``k``, ``strength`` or ``p`` is out of range, or ``x`` is not finite. Details:
+        ValueError: If ``k``, ``strength`` or ``p`` is out of range, or ``x`` is not finite. See
             :mod:`khot.relaxations`.
 
     References:

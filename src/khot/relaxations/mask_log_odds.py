@@ -1,4 +1,4 @@
-"""The log-odds of a relaxed mask, from its scores: exact also where the mask itself has rounded to 0 or 1."""
+"""The log-odds of a relaxed mask, from its scores: exact even where the mask itself has rounded to 0 or 1."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +16,10 @@ from .linked import link_of
 def mask_log_odds(
     relaxation: Callable[..., Any], x: Tensor, k: float | Tensor, softness: float | Tensor
 ) -> Tensor | None:
-    """Float64 log-odds of ``relaxation(x, k, softness)`` along the last axis, infinite where x is or all are certain.
+    """Float64 log-odds of ``relaxation(x, k, softness)`` along the last axis; infinite if x is, or all are certain.
 
-    Differentiable in x, k and the softness to any order. None for a relaxation of which no link is known, or one that
-    reaches 0 and 1: what that makes of scores beyond has no log-odds.
+    Differentiable to any order in x, k and the softness. Returns None for a relaxation without a known link, or with
+    one that reaches 0 and 1, because log-odds do not exist there.
     """
     link = link_of(relaxation)
     if link is None or link.compact:

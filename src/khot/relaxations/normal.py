@@ -21,13 +21,14 @@ def normal_topk(
 
     .. math:: y_i = \Phi((x_i - t)/s), \quad \sum_i y_i = k
 
-    Light tails: entries a few scales away from the threshold are chosen or left for certain, sooner than with the
-    exponential tails of :func:`sigmoid_topk` and :func:`lapsum_topk`, and get almost no gradient.
+    The link has light tails: entries a few scales away from the threshold are almost certainly chosen or left out,
+    sooner than with the exponential tails of :func:`sigmoid_topk` and :func:`lapsum_topk`, and get almost no gradient.
 
-    Tends to the k-hot top-k as ``scale -> 0``, to ``k / n`` as it grows. Permutation-equivariant, keeps the order of
-    ``x``, invariant to ``x + c``, invertible up to that shift where ``y`` does not round to 0 or 1. Differentiable to
-    any order, forwards and backwards, in ``x``, ``k`` and ``scale``. O(n) time per step of the root finder (2 to 5 on
-    ordinary rows), no sort; saves ``x`` and two numbers per row.
+    Tends to the k-hot top-k as ``scale -> 0`` and to ``k / n`` as it grows. The map is permutation-equivariant, keeps
+    the order of ``x``, is invariant to ``x + c``, and is invertible up to that shift where ``y`` does not round to 0 or
+    1. It is differentiable to any order in ``x``, ``k`` and ``scale``, in reverse and forward mode. The root finder
+    takes O(n) time per step (2 to 5 steps on ordinary rows) and does not sort. The backward pass needs ``x`` and two
+    numbers per row.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
@@ -39,8 +40,8 @@ def normal_topk(
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
 
     Raises:
-        ValueError: If ``k`` or ``scale`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are left
-            unmasked. Details: :mod:`khot.relaxations`.
+        ValueError: If ``k`` or ``scale`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are
+            unmasked. See :mod:`khot.relaxations`.
 
     References:
         [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3, for general F.

@@ -1,4 +1,4 @@
-"""Plain calls of maps in which the scores alone may need a gradient, as in nearly all: the least fixed cost."""
+"""Plain calls, in which only the scores may need a gradient. Nearly all calls are plain, so fixed costs matter here."""
 
 from typing import Any, NamedTuple
 
@@ -18,15 +18,15 @@ NUMBERS = (float, int)
 
 
 class _Found(NamedTuple):
-    """What is known of the thresholds of all rows, for the gradient.
+    """What the gradient needs to know about the thresholds of all rows.
 
     Attributes:
-        k: A number, or one of each row.
+        k: A number, or one for each row.
         softness: Likewise.
-        anchor: Of the thresholds, of each row.
-        offset: Likewise.
-        setting: What the map is.
-        short: What finds the gradient at the least fixed cost, where k and the softness are numbers; else None.
+        anchor: The anchors of the thresholds, one for each row.
+        offset: The offsets of the thresholds, one for each row.
+        setting: The map.
+        short: A function that finds the gradient at the least fixed cost if k and the softness are numbers; else None.
     """
 
     k: float | Tensor
@@ -49,11 +49,11 @@ class _OfScores(Function):
     def forward(ctx: Any, x: Tensor, values: list[Tensor], found: _Found) -> Tensor:
         ctx.save_for_backward(*((x,) if found.short else (x, found.k, found.softness)))
         ctx.found = found
-        return values.pop()  # autograd makes them the result, so that to keep them here would be a circle
+        return values.pop()  # autograd makes them the result; keeping a reference here would form a cycle
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (x, *_), found = ctx.saved_tensors, ctx.found  # an error, if one of them was written into
+        (x, *_), found = ctx.saved_tensors, ctx.found  # raises if one of them was written to
         link, kind, _, _ = found.setting
         call = call_of(grad)
         if is_differentiated_again(call):
@@ -77,7 +77,7 @@ def of_scores(x: Tensor, k: float | Tensor, softness: float | Tensor, setting: S
     choice = threshold.mask.choose(x, setting.link, setting.kind)
     short = threshold.plain.named(choice.name) if choice and type(k) in NUMBERS and type(softness) in NUMBERS else None
     solved = short and short.mask(_items(x), float(k), float(softness), setting.link, setting.kind)
-    if solved is None:  # no short way, or a row that is left to the exact path
+    if solved is None:  # no short way exists, or a row is left to the exact path
         short, k, softness = None, *(in_rows_of(x, v, x.is_cuda).detach() for v in (k, softness))
         solved = threshold.mask.by(choice, *setting.arguments(x, k, softness))
     y, anchor, offset = solved
@@ -89,6 +89,6 @@ def of_scores(x: Tensor, k: float | Tensor, softness: float | Tensor, setting: S
 
 
 def _items(x: Tensor) -> Tensor:
-    """The scores as contiguous numbers of the dtype in which they are computed."""
+    """The scores as contiguous numbers of the dtype of the computation."""
     dtype = compute_dtype(x)
     return x if x.dtype == dtype and x.is_contiguous() else x.detach().to(dtype).contiguous()

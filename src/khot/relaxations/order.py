@@ -1,8 +1,9 @@
 r"""Soft ranks, soft sorting and soft permutations by sums of Laplace distribution functions (LapSum).
 
-All three come from :math:`F(t) = \sum_i \mathrm{Lap}((t - x_i)/s)`, which counts the items below t: ranks are its
-values, sorted values its quantiles, and the columns of the permutation the slices of the items between two quantiles.
-The scale enters through :math:`z = x/s` alone, and the sums over sorted z through :mod:`khot.relaxations.laplace`.
+All three come from :math:`F(t) = \sum_i \mathrm{Lap}((t - x_i)/s)`, which counts the items below t. Ranks are values of
+F, sorted values are its quantiles, and the columns of the permutation matrix are the slices of the items between two
+quantiles. The scale enters only through :math:`z = x/s`, and sums over sorted z come from
+:mod:`khot.relaxations.laplace`.
 """
 
 import math
@@ -32,19 +33,19 @@ from .order_map import OrderMap
 
 
 class _Sorted(NamedTuple):
-    """What an :class:`OrderMap` takes."""
+    """The arguments of an :class:`OrderMap`."""
 
-    x: Tensor  # with the axis at the end
+    x: Tensor  # with the axis moved to the end
     values: Tensor  # sorted
-    order: Tensor  # where they stand in x
-    scale: float | Tensor  # negative for descending order: z = x/s ascends all the same
+    order: Tensor  # their positions in x
+    scale: float | Tensor  # negative for descending order, so that z = x/s still ascends
 
 
 class _Rows(NamedTuple):
-    """What an order map is of."""
+    """The rows to which an order map applies."""
 
     rows: _Sorted
-    excluded: Tensor | None  # how many entries of each row are (..., 1), None if none is known to be
+    excluded: Tensor | None  # number of excluded entries of each row (..., 1); None if none is known to be excluded
     dtype: torch.dtype
 
 
@@ -67,19 +68,19 @@ def _sorted(x: Tensor, scale: float | Tensor, descending: bool, dim: int) -> _Ro
 
 
 def _with_link(x: Tensor, scale: float | Tensor, descending: bool, dim: int, link: Link) -> tuple[Any, ...]:
-    """The arguments of the maps of :mod:`.order_link`, checked."""
+    """The checked arguments of the maps of :mod:`.order_link`."""
     if not isinstance(link, Link):
         raise TypeError(f"`link` must be a khot.relaxations.Link or None, but got {described(link, Link)}")
     check_scores(x, dim)
     x = x.movedim(dim, -1)
     check_softness("scale", scale, x, x.shape[:-1])
     check_flag("descending", descending)
-    _may_have_excluded(x.sort(-1).values, scale)  # for its checks; sums over all pairs cost more
+    _may_have_excluded(x.sort(-1).values, scale)  # for its checks; the sums over all pairs cost more than the sort
     return x, scale, descending, link
 
 
 def _halves(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Half the sorted items in float64, whose differences do not overflow, and half the scale of each row (..., 1)."""
+    """Half the sorted items in float64, whose differences cannot overflow, and half the scale of each row (..., 1)."""
     half = values.double() * 0.5
     if isinstance(scale, Tensor):
         return half, (scale.to(values.device, torch.float64) * 0.5).expand(values.shape[:-1]).unsqueeze(-1)
@@ -87,7 +88,7 @@ def _halves(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _may_have_excluded(ordered: Tensor, scale: float | Tensor) -> bool:
-    """Whether entries may be -inf; checks contents where it can look at them."""
+    """Whether entries may be -inf. Checks the contents if it can read them."""
     if ordered.numel() == 0:
         return False
     if not looks_at_contents(ordered):
@@ -95,8 +96,8 @@ def _may_have_excluded(ordered: Tensor, scale: float | Tensor) -> bool:
     if isinstance(scale, Tensor) and looks_at_contents(scale):
         check_softness_contents("scale", scale, ordered.dtype)
     ordered = ordered.detach()
-    widths = ordered.select(-1, 0) - ordered.select(-1, -1)  # NaN sorts last, or first
-    if math.isfinite(widths.sum().item()):  # not so if entries are so far apart that this overflows
+    widths = ordered.select(-1, 0) - ordered.select(-1, -1)  # NaN is sorted last, or first
+    if math.isfinite(widths.sum().item()):  # may also fail if entries are so far apart that this overflows
         return False
     ends = ordered[..., [0, -1]]
     wrong = ends[~(ends < torch.inf)]
@@ -143,27 +144,27 @@ def soft_rank(
     .. math:: r_i = \tfrac12 + \sum_j \mathrm{Lap}((x_i - x_j)/s), \qquad
         \mathrm{Lap}(u) = \tfrac12 e^{u} \text{ for } u < 0, \; 1 - \tfrac12 e^{-u} \text{ else}
 
-    Tends to the ranks as ``scale -> 0``, where ties share their mean rank, and to ``(n + 1) / 2`` as it grows; sums to
-    ``n (n + 1) / 2`` always. Permutation-equivariant, keeps the order of ``x``, invariant to ``x + c``. Differentiable
-    in ``x`` and ``scale``, forwards and backwards, to any order; at ties the second derivative jumps, with the density
-    of the Laplace law. An entry far away costs the others no digit, nor do scales far smaller than the entries. One
-    sort and O(n) more (O(n log n) in plain torch where entries spread over more than 256 scales, and on accelerators);
-    saves O(n) numbers. On a CPU with numba both passes take at most 8 times the memory of ``x`` (of half types more:
-    the places of the sort take 8 bytes each).
+    Tends to the ranks as ``scale -> 0``, where ties share their mean rank, and to ``(n + 1) / 2`` as it grows. The sum
+    is always ``n (n + 1) / 2``. The map is permutation-equivariant, keeps the order of ``x`` and is invariant to
+    ``x + c``. It is differentiable to any order in ``x`` and ``scale``, in reverse and forward mode; at ties the second
+    derivative jumps, as the density of the Laplace law has a kink. Distant entries do not cost the others digits, nor
+    do scales much smaller than the entries. Takes one sort and O(n) more time (O(n log n) in plain torch if entries
+    spread over more than 256 scales, and on accelerators), and saves O(n) numbers. On a CPU with numba, both passes
+    take at most 8 times the memory of ``x`` (more for half types, because the indices of the sort take 8 bytes each).
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
         scale: Positive softness.
         descending: Whether the largest entry has rank 1, rather than the smallest.
         dim: Axis of the entries.
-        link: The distribution function F to take instead of Lap, at O(n^2) time and memory. It should be symmetric,
-            ``F(0) = 1/2``, for ranks to tend to the ranks.
+        link: The distribution function F to use instead of Lap, at O(n^2) time and memory. It should be symmetric,
+            ``F(0) = 1/2``, or else the limit is not the ranks.
 
     Returns:
         Tensor like ``x``, in ``[1, n]``.
 
     Raises:
-        ValueError: If ``scale`` is not positive, or ``x`` contains NaN or ``inf``. Details: :mod:`khot.relaxations`.
+        ValueError: If ``scale`` is not positive, or ``x`` contains NaN or ``inf``. See :mod:`khot.relaxations`.
 
     References:
         [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.
@@ -187,23 +188,24 @@ def soft_sort(
 
     .. math:: y_j = F^{-1}(j - \tfrac12), \qquad F(t) = \sum_i \mathrm{Lap}((t - x_i)/s), \quad j = 1 \dots n
 
-    Tends to the sorted entries as ``scale -> 0``; spreads beyond their range as it grows. Increasing in j, invariant to
-    permutations of ``x``; ``x + c`` moves it by c. Differentiable in ``x`` and ``scale`` as :func:`soft_rank` is; the
-    derivatives with respect to the entries are nonnegative and sum to one for each j. Costs as :func:`soft_rank`.
+    Tends to the sorted entries as ``scale -> 0``, and spreads beyond their range as it grows. The result increases with
+    j, does not depend on the order of ``x``, and moves by c with ``x + c``. It is differentiable in ``x`` and ``scale``
+    as :func:`soft_rank` is. For each j, the derivatives with respect to the entries are nonnegative and sum to one. The
+    cost is that of :func:`soft_rank`.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
         scale: Positive softness.
-        descending: Whether to begin with the largest.
-        dim: Axis of the entries, and of the sorted ones.
-        link: The distribution function to take instead of Lap, at O(n^2) time and memory.
+        descending: Whether the largest entry comes first.
+        dim: Axis of the entries, and of the sorted entries.
+        link: The distribution function to use instead of Lap, at O(n^2) time and memory.
 
     Returns:
         Tensor like ``x``.
 
     Raises:
-        ValueError: As :func:`soft_rank`.
-        TypeError: As :func:`soft_rank`.
+        ValueError: As for :func:`soft_rank`.
+        TypeError: As for :func:`soft_rank`.
 
     References:
         [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.
@@ -230,26 +232,27 @@ def soft_permutation(
     .. math:: P_{ij} = \mathrm{Lap}((b_j - x_i)/s) - \mathrm{Lap}((b_{j-1} - x_i)/s), \qquad b_j = F^{-1}(j),
         \quad b_0 = -\infty,\ b_n = \infty
 
-    with F as in :func:`soft_sort`. Nonnegative; its rows (items) and columns (positions) sum to one; column j is the
-    difference of two LapSum top-k masks. Tends to the matrix with :math:`P^\top x` sorted as ``scale -> 0``, to
-    ``1 / n`` as it grows. Rows permute with ``x``; invariant to ``x + c``. Differentiable in ``x`` and ``scale`` as
-    :func:`soft_rank` is. O(n^2) time, at which each entry is a product; saves O(n) numbers.
+    with F as in :func:`soft_sort`. The matrix is nonnegative, and its rows (items) and columns (positions) sum to one;
+    column j is the difference of two LapSum top-k masks. As ``scale -> 0`` it tends to the permutation matrix for which
+    :math:`P^\top x` is sorted, and as it grows to ``1 / n``. Rows permute with ``x``; the matrix is invariant to
+    ``x + c``. It is differentiable in ``x`` and ``scale`` as :func:`soft_rank` is. Takes O(n^2) time, one product per
+    entry, and saves O(n) numbers.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
         scale: Positive softness.
-        descending: Whether position 1 is that of the largest entry.
+        descending: Whether position 1 belongs to the largest entry.
         dim: Axis of the entries.
-        link: The distribution function to take instead of Lap.
+        link: The distribution function to use instead of Lap.
 
     Returns:
-        Tensor of the shape of ``x`` without ``dim``, followed by ``(n, n)``: items, positions. Its
-            entries are computed in the dtype of ``x``, float16 and bfloat16 in float32, from items and cuts in float64:
-            rows and columns sum to one up to that dtype's rounding, however far the entries spread.
+        Tensor of the shape of ``x`` without ``dim``, followed by ``(n, n)``: items, positions. Its entries are computed
+            in the dtype of ``x`` (float16 and bfloat16 in float32) from items and cuts in float64. Rows and columns sum
+            to one up to the rounding of that dtype, however far the entries spread.
 
     Raises:
-        ValueError: As :func:`soft_rank`.
-        TypeError: As :func:`soft_rank`.
+        ValueError: As for :func:`soft_rank`.
+        TypeError: As for :func:`soft_rank`.
 
     References:
         [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.

@@ -1,12 +1,13 @@
-r"""Soft ranks, sorting and permutations with another law than Laplace's: sums over all pairs, O(n^2).
+r"""Soft ranks, sorting and permutations with another law than Laplace's, by sums over all pairs in O(n^2).
 
-With a link F the count of the items below t is :math:`\sum_i F((t - x_i)/s)` (LapSum, section 3). Where it reaches a
-target c is the threshold of a relaxed mask of -x that sums to c, and the items below it are that mask:
+With a link F the count of the items below t is :math:`\sum_i F((t - x_i)/s)` (LapSum, section 3). The point where it
+reaches a target c is given by the threshold of a relaxed mask of -x that sums to c, and that mask selects the items
+below the point:
 
 .. math:: \sum_i F((-x_i - \tau)/s) = c \iff t = -\tau .
 
-So quantiles and slices are those maps for n targets, which have their derivatives. Excluded entries are +inf in -x,
-and thus below every t. Descending order is that of x itself, in which they are -inf, above every t.
+So quantiles and slices are such masks for n targets, and have their derivatives. Excluded entries are +inf in -x, and
+thus below every t. Descending order uses x itself, in which they are -inf and above every t.
 """
 
 from functools import partial
@@ -29,9 +30,9 @@ class _Mirrored(NamedTuple):
     """The scores of the masks.
 
     Attributes:
-        scores: -x, or for descending order x; 0 in rows in which all entries are excluded.
+        scores: -x, or x for descending order; 0 in rows in which all entries are excluded.
         is_excluded: Where x is -inf.
-        number: Of excluded entries (..., 1), 0 in rows in which all are.
+        number: The number of excluded entries (..., 1); 0 in rows in which all are.
     """
 
     scores: Tensor
@@ -39,7 +40,7 @@ class _Mirrored(NamedTuple):
     number: Tensor
 
     def targets(self, first: float, count: int, descending: bool) -> Tensor:
-        """``first``, ``first + 1``, ... for each row, moved to where the other entries are counted."""
+        """``first``, ``first + 1``, ... for each row, shifted to where the other entries are counted."""
         n, fraction = self.scores.shape[-1], first % 1
         target = first + torch.arange(count, dtype=torch.float64, device=self.scores.device)
         if descending:
@@ -56,13 +57,13 @@ def _mirrored(x: Tensor, descending: bool) -> _Mirrored:
 
 
 def _for_each(x: Tensor, scale: float | Tensor, count: int) -> tuple[Tensor, float | Tensor]:
-    """Rows (..., count, n) and their scales, for as many targets."""
+    """The rows repeated for each of ``count`` targets, (..., count, n), and their scales."""
     rows = x.unsqueeze(-2).expand(*x.shape[:-1], count, x.shape[-1])
     return rows, scale.unsqueeze(-1) if isinstance(scale, Tensor) and scale.dim() > 0 else scale
 
 
 def rank(x: Tensor, scale: float | Tensor, descending: bool, link: Link) -> Tensor:
-    """1/2 plus the count at each entry, of finite ones (..., n); excluded entries have their mean rank."""
+    """1/2 plus the count at each finite entry (..., n); excluded entries have their mean rank."""
     n, is_excluded = x.shape[-1], x == -torch.inf
     half = torch.where(is_excluded, 0.0, x.double()) * (-0.5 if descending else 0.5)
     column = in_rows_of(x, scale)[..., None, None] * 0.5
@@ -75,7 +76,7 @@ def rank(x: Tensor, scale: float | Tensor, descending: bool, link: Link) -> Tens
 
 
 def sort(x: Tensor, scale: float | Tensor, descending: bool, link: Link) -> Tensor:
-    """Where the count reaches 1/2, 3/2, ... (..., n)."""
+    """The points where the count reaches 1/2, 3/2, ... (..., n)."""
     n, mirrored = x.shape[-1], _mirrored(x, descending)
     rows, scales = _for_each(mirrored.scores, scale, n)
     k = mirrored.targets(0.5, n, descending)
@@ -85,7 +86,7 @@ def sort(x: Tensor, scale: float | Tensor, descending: bool, link: Link) -> Tens
 
 
 def permutation(x: Tensor, scale: float | Tensor, descending: bool, link: Link) -> Tensor:
-    """Items (..., n, n) between the t at which the count is j - 1 and j, for positions j."""
+    """The share of each item between the points where the count is j - 1 and j, for positions j; (..., n, n)."""
     n, mirrored = x.shape[-1], _mirrored(x, descending)
     if n == 0:
         return x.unsqueeze(-1)[..., :0]
@@ -93,7 +94,7 @@ def permutation(x: Tensor, scale: float | Tensor, descending: bool, link: Link) 
     below = capped_simplex_map(rows, mirrored.targets(1.0, n - 1, descending), scales, link=link).mT
     last = torch.ones_like(mirrored.scores).unsqueeze(-1)
     matrix = torch.cat([below, last], -1) - pad(below, (1, 0))
-    matrix = with_derivatives_of(matrix.detach().clamp(min=0.0), matrix)  # of two equal numbers, but for rounding
+    matrix = with_derivatives_of(matrix.detach().clamp(min=0.0), matrix)  # equal up to rounding
     number = mirrored.is_excluded.sum(-1, keepdim=True).unsqueeze(-1)
     place = torch.arange(n, device=x.device)
     is_lowest = place >= n - number if descending else place < number

@@ -1,9 +1,9 @@
-"""The order maps in eager mode: after the sort one function forward, and one backward.
+"""The order maps in eager mode: after the sort, one function for the forward pass and one for the backward pass.
 
 On accelerators, for rows that fit on chip, these are Triton kernels. On a CPU they are loops in numba, which keep a few
-numbers of each item where operations with derivatives of their own keep dozens. Compiled graphs, function transforms
-and forward mode take the operations of :mod:`khot.relaxations.laplace`, and so do derivatives of higher order and
-whoever has neither library.
+numbers per item where a chain of differentiable operations keeps dozens. Compiled graphs, function transforms, forward
+mode and derivatives of higher order use the operations of :mod:`khot.relaxations.laplace` instead, as does an
+environment without either library.
 """
 
 from collections.abc import Callable
@@ -20,25 +20,25 @@ from khot.kernels.registry import Backends
 
 
 class OrderMap(NamedTuple):
-    """A map of rows ``values, order = x.sort(-1)``, in differentiable operations and in others that are faster.
+    """A map of sorted rows ``values, order = x.sort(-1)``, in differentiable operations and in faster ones.
 
     Attributes:
-        compose: From values and order (..., n) and the scale, a number or of the batch shape (...).
-        whole: Its backends, each a :class:`khot.kernels.order.RowMap`.
+        compose: The map as a function of values and order (..., n) and the scale, a number or of the batch shape (...).
+        whole: The faster backends, each a :class:`khot.kernels.order.RowMap`.
     """
 
     compose: Callable[[Tensor, Tensor, float | Tensor], Tensor]
     whole: Backends
 
     def __call__(self, x: Tensor, values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
-        """The map of x (..., n), sorted already."""
+        """The map of x (..., n), which is already sorted."""
         if not is_plain(x, scale) or x.numel() == 0:
             return self.compose(values, order, scale)
         found = self.whole.find(x)
         if found is None:
             return self.compose(values, order, scale)
         if isinstance(scale, Tensor) or not found.takes_number:
-            device = x.device if isinstance(scale, Tensor) else "cpu"  # a number saves a launch there
+            device = x.device if isinstance(scale, Tensor) else "cpu"  # for a number this saves a launch
             scale = torch.as_tensor(scale, dtype=torch.float64, device=device).expand(x.shape[:-1])
         if torch.is_grad_enabled() and (x.requires_grad or (isinstance(scale, Tensor) and scale.requires_grad)):
             result: Tensor = _Whole.apply(x, scale, values.detach(), order, found, self.compose)

@@ -1,4 +1,4 @@
-"""Projections onto permutahedra, and the soft ranks and sorting that they give: the peers of the LapSum order maps."""
+"""Projections onto permutahedra, and soft ranks and sorting based on them: alternatives to the LapSum order maps."""
 
 import torch
 from torch import Tensor
@@ -21,16 +21,17 @@ def permutahedron_projection(
     .. math:: y = \arg\max_{y \in \mathcal{P}(w)} \langle x, y \rangle - \tfrac{\lambda}2 \|y\|^2
         = \arg\min_{y \in \mathcal{P}(w)} \tfrac12 \|y - x/\lambda\|^2
 
-    The permutahedron is the convex hull of all permutations of w. For w of k ones and n - k zeros y is the sparse top-k
-    mask with p = 2. Equals w, ordered as x is, for a small enough ``strength``, and tends to the mean of w as it grows;
-    keeps the order of ``x``, sums to the sum of w, invariant to ``x + c``. Differentiable in ``x``, ``w`` and
-    ``strength``, forwards and backwards; piecewise linear in ``x / strength`` and ``w``, with exact zeros in the
-    Jacobian. Excluded entries share the smallest weights. Costs two sorts and a call of :func:`isotonic_l2`; both
-    passes take about a dozen float64 numbers of each entry, because sorted values, weights, pooled means and places are
-    all needed at a time.
+    The permutahedron is the convex hull of all permutations of w. If w has k ones and n - k zeros, y is the sparse
+    top-k mask with p = 2. For a small enough ``strength``, y is w in the order of ``x``; as it grows, y tends to the
+    mean of w. The projection keeps the order of ``x``, has the sum of w, and is invariant to ``x + c``. It is
+    differentiable in ``x``, ``w`` and ``strength``, in reverse and forward mode; it is piecewise linear in
+    ``x / strength`` and ``w``, with exact zeros in the Jacobian. Excluded entries share the smallest weights. The cost
+    is two sorts and a call of
+    :func:`isotonic_l2`. Both passes take about a dozen float64 numbers per entry, because sorted values, weights,
+    pooled means and positions are all needed at once.
 
-    With another p the regulariser is :math:`\tfrac{\lambda}p \|y\|_p^p`, and y is smoother: once differentiable in
-    ``x`` wherever entries of a pooled block are not 0. Its blocks are those of :func:`isotonic_lp`.
+    With another p the regulariser is :math:`\tfrac{\lambda}p \|y\|_p^p`, and y is smoother: it is once differentiable
+    in ``x`` wherever the entries of a pooled block are not 0. The blocks are those of :func:`isotonic_lp`.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
@@ -44,7 +45,7 @@ def permutahedron_projection(
 
     Raises:
         ValueError: If ``strength`` is not positive, ``p`` is out of range, shapes do not fit, ``x`` contains NaN or
-            ``inf``, or ``w`` is not finite. Details: :mod:`khot.relaxations`.
+            ``inf``, or ``w`` is not finite. See :mod:`khot.relaxations`.
 
     References:
         [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", Proposition 3.
@@ -63,26 +64,26 @@ def permutahedron_projection(
     w = (w.expand(x.shape) if w.dim() == 1 else w.movedim(dim, -1)).double().sort(-1, descending=True).values
     check_softness("strength", strength, x, x.shape[:-1])
     strengths = column(strength, x)
-    if may_have_excluded(x):  # entries further apart than their weights do not pool
+    if may_have_excluded(x):  # entries that are farther apart than their weights do not pool
         x = filled_below(x.double(), 4 * strengths * (_root(w, p)[..., :1] - _root(w, p)[..., -1:] + 1)).x
     return _project(x.double(), w, strengths, "x,w", float(p)).to(dtype).movedim(-1, dim)
 
 
 def _root(w: Tensor, p: float) -> Tensor:
-    """The (s - v) / strength at which an entry of its own has the weight w."""
+    """The (s - v) / strength at which a single entry has the weight w."""
     return w.detach().abs().pow(p - 1).copysign(w)
 
 
 def _project(x: Tensor, w: Tensor, strength: Tensor, names: str, p: float = 2.0) -> Tensor:
-    """Of w in descending order."""
+    """The projection for w in descending order."""
     s, order = x.sort(-1, descending=True)
-    middle = (s[..., :1] / 2 + s[..., -1:] / 2).detach()  # which changes nothing, but would cost digits of what does
+    middle = (s[..., :1] / 2 + s[..., -1:] / 2).detach()  # a shift that leaves the result the same but keeps its digits
     s = s - middle.nan_to_num(0.0, 0.0, 0.0)
     v, blocks = solve_blocks(s, w, strength, names, p)
     size = block_sums(torch.ones_like(s), blocks)
     mean = block_sums(s, blocks) / size
     s = s - mean
-    # (s - v) / strength, with v the means of s - strength * w over the blocks, but exactly w where nothing is pooled.
+    # (s - v) / strength, where v is the mean of s - strength * w over its block; exactly w where nothing is pooled.
     y = s / strength + block_sums(w, blocks) / size
     if p != 2:
         y = torch.where(size == 1, w, of_pooled(s, w, strength, p, v - mean.detach(), blocks))
@@ -107,8 +108,9 @@ def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
 
     .. math:: r = \arg\min_{r \in \mathcal{P}(1, \dots, n)} \tfrac12 \|r - x/\lambda\|^2
 
-    The smallest entry has rank 1, as with :func:`soft_rank`. Exactly the ranks once all gaps of the sorted ``x`` are at
-    least ``strength``; tends to ``(n + 1) / 2`` as it grows. Differentiable as :func:`permutahedron_projection` is.
+    The smallest entry has rank 1, as with :func:`soft_rank`. The result is exactly the ranks once all gaps of the
+    sorted ``x`` are at least ``strength``, and tends to ``(n + 1) / 2`` as it grows. It is differentiable as
+    :func:`permutahedron_projection` is.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
@@ -119,12 +121,12 @@ def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
         Tensor like ``x``, in ``[1, n]``.
 
     Raises:
-        ValueError: As :func:`permutahedron_projection`.
-        TypeError: As :func:`permutahedron_projection`.
+        ValueError: As for :func:`permutahedron_projection`.
+        TypeError: As for :func:`permutahedron_projection`.
 
     References:
-        [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking": soft ranking, there
-            with rank 1 for the largest entry.
+        [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking": soft ranking, where
+            the largest entry has rank 1.
 
     Example:
         >>> permutahedron_rank(torch.tensor([0.0, 3.0, 1.0]))
@@ -141,25 +143,25 @@ def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
 
     .. math:: y = \arg\min_{y \in \mathcal{P}(x)} \tfrac12 \|y - (1, \dots, n)/\lambda\|^2
 
-    Exactly the sorted entries for ``strength`` up to the inverse of their largest gap; tends to their mean as it grows;
-    increasing along ``dim``, and invariant to permutations of ``x``. Differentiable as :func:`permutahedron_projection`
-    is.
+    The result is exactly the sorted entries for ``strength`` up to the inverse of their largest gap, and tends to their
+    mean as it grows. It increases along ``dim`` and does not depend on the order of ``x``. It is differentiable as
+    :func:`permutahedron_projection` is.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
         strength: Positive softness.
-        dim: Axis of the entries, and of the sorted ones.
+        dim: Axis of the entries, and of the sorted entries.
 
     Returns:
         Tensor like ``x``.
 
     Raises:
-        ValueError: As :func:`permutahedron_projection`.
-        TypeError: As :func:`permutahedron_projection`.
+        ValueError: As for :func:`permutahedron_projection`.
+        TypeError: As for :func:`permutahedron_projection`.
 
     References:
         [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking": soft sorting, there
-            from the largest.
+            in descending order.
 
     Example:
         >>> permutahedron_sort(torch.tensor([0.0, 3.0, 1.0]), 0.5)
@@ -173,7 +175,7 @@ def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
     if may_have_excluded(items):
         is_excluded = w == -torch.inf
         count = is_excluded.sum(-1, keepdim=True)
-        # There they pool neither with each other nor with the others.
+        # They then pool neither with each other nor with the other entries.
         highest = w[..., :1].detach().nan_to_num(neginf=0.0)
         w = torch.where(is_excluded, highest, w)
     y = _project(places, w, column(strength, items), "places,x").to(x.dtype)

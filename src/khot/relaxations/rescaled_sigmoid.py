@@ -1,4 +1,4 @@
-"""Rescaled sigmoid: independent inclusion probabilities, scaled to sum to k. A baseline, kept for comparison."""
+"""Rescaled sigmoid: independent inclusion probabilities, scaled to sum to k. A baseline, included for comparison."""
 
 import torch
 from torch import Tensor
@@ -20,16 +20,17 @@ def rescaled_sigmoid_topk(
     .. math:: y_i = \begin{cases} k\,p_i / \sum_j p_j & \sum_j p_j \ge k \\
         1 - (n - k)\,(1 - p_i) / \sum_j (1 - p_j) & \text{otherwise} \end{cases} \qquad p_i = \sigma(x_i / T)
 
-    A baseline: prefer :func:`sigmoid_topk`. Its flaws: it is not invariant to ``x + c``; it does not tend to the k-hot
-    top-k as ``temperature -> 0`` unless exactly k scores are positive; where the sum of the sigmoids crosses k its
-    derivative jumps; and it is the solution of no regularised top-k problem, its Jacobian being asymmetric. Keeps the
-    order of ``x``. Differentiable elsewhere, to any order, in ``x``, ``k`` and ``temperature``.
+    This is a baseline: prefer :func:`sigmoid_topk`. It has several flaws. It is not invariant to ``x + c``. It does not
+    tend to the k-hot top-k as ``temperature -> 0`` unless exactly k scores are positive. Its derivative jumps where the
+    sum of the sigmoids crosses k. Its Jacobian is not symmetric, so it is not the solution of a regularised top-k
+    problem. It keeps the order of ``x``. Away from the jump it is differentiable to any order in ``x``, ``k`` and
+    ``temperature``.
 
     Args:
         x: Real scores with ``n`` entries along ``dim``; ``x / temperature`` are log-odds before rescaling. ``-inf``
             excludes an entry (``y = 0``, no gradient).
         k: Sum of the result, ``0 <= k <= n``.
-        temperature: Positive softness, 1 for the map as published.
+        temperature: Positive softness; 1 for the map as published.
         dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
@@ -37,7 +38,7 @@ def rescaled_sigmoid_topk(
 
     Raises:
         ValueError: If ``k`` or ``temperature`` is out of range, ``x`` contains NaN or ``+inf``, or fewer than ``k``
-            entries are left unmasked. Details: :mod:`khot.relaxations`.
+            entries are unmasked. See :mod:`khot.relaxations`.
 
     References:
         [1] Pervez et al. (2023), "Scalable subset sampling with neural conditional Poisson networks" (NCPSS).
@@ -57,11 +58,11 @@ def rescaled_sigmoid_topk(
     scores = rows.to(compute_dtype(x)).masked_fill(excluded, 0)
     k, temperature = (v.to(scores).unsqueeze(-1) if isinstance(v, Tensor) else v for v in (k, temperature))
     logits = scores / temperature
-    # Sigmoids over their sum are a softmax of their logarithms, which stays exact where all of them underflow.
+    # Sigmoids divided by their sum are a softmax of their logarithms, which stays exact where all of them underflow.
     lowest = torch.finfo(scores.dtype).min
     share = logsigmoid(logits).masked_fill(excluded, lowest).softmax(-1)
     share_out = logsigmoid(-logits).masked_fill(excluded, lowest).softmax(-1)
     total = torch.sigmoid(logits).masked_fill(excluded, 0).sum(-1, keepdim=True)
-    unmasked = (~excluded).sum(-1, keepdim=True).to(scores.dtype)  # an integer less a number would be a float32
+    unmasked = (~excluded).sum(-1, keepdim=True).to(scores.dtype)  # an integer minus a number would be a float32
     y = torch.where(total >= k, k * share, 1 - (unmasked - k) * share_out)
     return as_axes(y.masked_fill(excluded, 0).to(x.dtype), x, dim)

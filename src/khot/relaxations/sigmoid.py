@@ -22,10 +22,10 @@ def sigmoid_topk(
     .. math:: y_i = \sigma((x_i - t)/T), \quad \sum_i y_i = k; \qquad
         y = \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle + T \sum_i H_b(y_i)
 
-    Tends to the k-hot top-k as ``temperature -> 0``, to ``k / n`` as it grows. Permutation-equivariant, keeps the order
-    of ``x``, invariant to ``x + c``. Differentiable to any order, forwards and backwards, in ``x``, ``k`` and
-    ``temperature``. O(n) time per step of the root finder (2 to 6 on ordinary rows), no sort; saves ``x`` and one
-    number per row.
+    Tends to the k-hot top-k as ``temperature -> 0`` and to ``k / n`` as it grows. The map is permutation-equivariant,
+    keeps the order of ``x`` and is invariant to ``x + c``. It is differentiable to any order in ``x``, ``k`` and
+    ``temperature``, in reverse and forward mode. The root finder takes O(n) time per step (2 to 6 steps on ordinary
+    rows) and does not sort. The backward pass needs ``x`` and one number per row.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
@@ -38,7 +38,7 @@ def sigmoid_topk(
 
     Raises:
         ValueError: If ``k`` or ``temperature`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are
-            left unmasked. Details: :mod:`khot.relaxations`.
+            unmasked. See :mod:`khot.relaxations`.
 
     References:
         [1] "Differentiable top-k: from one-hot to k-hot", Eqs. (9)-(11),
@@ -61,7 +61,7 @@ def log_sigmoid_topk(
 
     .. math:: \log y_i = -\log(1 + e^{-(x_i - t)/T}), \quad \sum_i y_i = k
 
-    Accurate also where the mask itself underflows. Its complement :math:`\log(1 - y)` is
+    Accurate even where the mask itself underflows. The logarithm of its complement, :math:`\log(1 - y)`, is
     ``log_sigmoid_topk(-x, n - k, temperature)``. Differentiable as :func:`sigmoid_topk` is.
 
     Args:
@@ -75,8 +75,8 @@ def log_sigmoid_topk(
         Tensor like ``x``, at most 0, whose exponential sums to ``k`` along ``dim``.
 
     Raises:
-        ValueError: As :func:`sigmoid_topk`.
-        TypeError: As :func:`sigmoid_topk`.
+        ValueError: As for :func:`sigmoid_topk`.
+        TypeError: As for :func:`sigmoid_topk`.
 
     References:
         [1] "Differentiable top-k: from one-hot to k-hot", Eqs. (9)-(11),

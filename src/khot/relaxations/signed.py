@@ -27,12 +27,13 @@ def sparse_topk_signed(
 
     .. math:: y_i = \mathrm{sign}(x_i)\,\mathrm{clip}((|x_i| - t)/\lambda, 0, 1)^{1/(p-1)}, \quad t \ge 0
 
-    The sum is an inequality: where ``abs(x)`` is small or ``strength`` large, the entries do not add up to ``k``,
-    ``t = 0`` and ``k`` has no influence. Otherwise ``abs(y)`` is :func:`sparse_topk` of ``abs(x)``. Tends to
-    ``sign(x) * topk_mask(abs(x), k)`` as ``strength -> 0``, to 0 as it grows. Odd, permutation-equivariant, and keeps
-    the order of absolute values. Differentiable, forwards and backwards, in ``x``, ``k`` and ``strength`` except at the
-    kinks that :func:`sparse_topk` has, where the constraint begins to bind, and for ``p = 2`` at ``x_i = 0`` with
-    ``t = 0``; there, an entry that is 0 gets no gradient. Saves ``x`` and two numbers per row.
+    The constraint is an inequality: where ``abs(x)`` is small or ``strength`` large, the absolute values do not add up
+    to ``k``, ``t = 0`` and ``k`` has no influence. Otherwise ``abs(y)`` is :func:`sparse_topk` of ``abs(x)``. Tends to
+    ``sign(x) * topk_mask(abs(x), k)`` as ``strength -> 0`` and to 0 as it grows. The map is odd and
+    permutation-equivariant, and keeps the order of absolute values. It is differentiable in ``x``, ``k`` and
+    ``strength``, in reverse and forward mode, except at the kinks of :func:`sparse_topk`, where the constraint becomes
+    active, and for ``p = 2`` at ``x_i = 0`` with ``t = 0``; there, an entry that is 0 gets no gradient. The backward
+    pass needs ``x`` and two numbers per row.
 
     Args:
         x: Finite real entries, ``n`` along ``dim``; 0 masks an entry.
@@ -45,7 +46,7 @@ def sparse_topk_signed(
         Tensor like ``x``, in ``[-1, 1]``, with absolute values that sum to at most ``k`` along ``dim``.
 
     Raises:
-        ValueError: If ``k``, ``strength`` or ``p`` is out of range, or ``x`` is not finite. Details:
+        ValueError: If ``k``, ``strength`` or ``p`` is out of range, or ``x`` is not finite. See
             :mod:`khot.relaxations`.
 
     References:

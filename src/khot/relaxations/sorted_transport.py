@@ -1,8 +1,8 @@
 r"""Sorted SOFT top-k, as a differentiable function of scores and epsilon.
 
-Forward: the plan of :mod:`khot.kernels.transport`. Derivatives: the formulas that stand there, in differentiable
-operations of x, T and the thresholds t. As t is itself an output of the function, derivatives of every order follow.
-Saved are x and the thresholds.
+The forward pass is the plan of :mod:`khot.kernels.transport`. The derivatives use the formulas given there, in
+differentiable operations of x, T and the thresholds t. As t is itself an output of the function, derivatives of every
+order follow. The function saves x and the thresholds.
 """
 
 import math
@@ -33,9 +33,9 @@ from khot.kernels.transport.solver import scores_and_plan, solve_dual
 
 from .excluded import filled_below, may_have_excluded
 
-MASS_TOLERANCE = {torch.float64: 1e-13}  # of a column's sum; coarser dtypes round the result by more than 1e-9
+MASS_TOLERANCE = {torch.float64: 1e-13}  # of a column's sum; in coarser dtypes rounding is larger than 1e-9
 MASS_TOLERANCE_COARSE = 1e-9
-UNFELT = 2000.0  # times half of epsilon that an excluded entry is below the others, beside their width
+UNFELT = 2000.0  # distance of excluded entries below the others, in units of epsilon / 2, in addition to their width
 
 
 class _SortedTransport(Function):
@@ -84,7 +84,7 @@ def _jvp(ctx: Any, saved: list[Tensor], dx: Tensor | None, dhalf: Tensor | None,
     dg = pad(-solve_dual(plan, centred(plan, moved).sum(-1)[..., :-1]), (0, 1))
     dt = half.unsqueeze(-1) * dg.diff(dim=-1)
     dy = centred(plan, moved + dg.unsqueeze(-1)).narrow(-2, 0, ctx.k)
-    return dy.to(x.dtype).clone(memory_format=torch.contiguous_format), dt  # like y, which forward mode insists on
+    return dy.to(x.dtype).clone(memory_format=torch.contiguous_format), dt  # the layout of y, as forward mode requires
 
 
 _apply = with_forward_mode(_SortedTransport, _jvp)
@@ -112,28 +112,30 @@ def sorted_transport_topk(
         \Gamma^\top 1 = (\tfrac1n, \dots, \tfrac1n, \tfrac{n-k}{n}), \quad C_{ij} = (x_i - (k - j))^2
 
     Column j is a soft indicator of the (j+1)-th largest entry: columns sum to 1, rows to at most 1, and ``y.mT @ x`` is
-    a soft version of the k largest values. Tends to the hard indicators as ``epsilon -> 0``, to ``1 / n`` as it grows.
-    Permutation-equivariant, invariant to ``x + c``; ``epsilon`` is absolute, see :func:`transport_topk`.
-    Differentiable to any order, forwards and backwards, in ``x`` and ``epsilon``. Newton's method on the k+1 duals
-    takes 2 to 15 steps of O(nk^2) time, with k n exponentials; saves ``x`` and k numbers per row. While it works, a
-    long row takes memory for about 5 plans of (k + 1) n float64 numbers.
+    a soft version of the k largest values. Tends to the hard indicators as ``epsilon -> 0`` and to ``1 / n`` as it
+    grows. The map is permutation-equivariant and invariant to ``x + c``; ``epsilon`` is absolute, see
+    :func:`transport_topk`. It is differentiable to any order in ``x`` and ``epsilon``, in reverse and forward mode.
+    Newton's method on the k+1 duals takes 2 to 15 steps of O(nk^2) time with k n exponentials. The backward pass needs
+    ``x`` and k numbers per row. The computation of a long row takes memory for about 5 plans of (k + 1) n float64
+    numbers.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
-        k: Number of columns, an int, at least 0 and at most the number of entries that are not excluded.
+        k: Number of columns, an int from 0 to the number of entries that are not excluded.
         epsilon: Positive softness.
         dim: Axis of the ground set.
-        tol: Deviation of a column's sum from 1 at which to stop, by default about the rounding error of the dtype.
-        max_iter: Number of Newton steps after which to stop with a RuntimeWarning, which accelerators with kernels for
-            this map give only while they check contents.
+        tol: Deviation of a column's sum from 1 at which to stop; by default about the rounding error of the dtype.
+        max_iter: Number of Newton steps after which to stop with a RuntimeWarning. Accelerators that have kernels for
+            this map give the warning only while they check contents.
 
     Returns:
-        Tensor of dtype and shape of ``x`` with an axis of length ``k`` appended, in ``[0, 1]``. Computed in float64; on
-        accelerators with small k (15; float64 7), in that of ``x`` or float32 with thresholds in float64.
+        Tensor of the dtype and shape of ``x`` with an axis of length ``k`` appended, in ``[0, 1]``. It is computed in
+        float64. On accelerators, for k up to 15 (float64: 7), it is computed in the dtype of ``x`` or float32, with
+        thresholds in float64.
 
     Raises:
         ValueError: If ``k`` or ``epsilon`` is out of range, ``epsilon`` does not broadcast, or ``x`` contains NaN or
-            ``inf``. Details: :mod:`khot.relaxations`.
+            ``inf``. See :mod:`khot.relaxations`.
 
     References:
         [1] Xie et al. (2020), "Differentiable Top-k with Optimal Transport", arXiv:2002.06504: sorted SOFT top-k.
@@ -170,7 +172,7 @@ def sorted_transport_topk(
 
 
 def _reach(x: Tensor, half: Tensor) -> Tensor:
-    """How far below the others an entry has no mass in any column (..., 1)."""
+    """The distance below the others at which an entry has no mass in any column (..., 1)."""
     finite = x.detach().double().nan_to_num(neginf=torch.nan)
     lowest, highest = finite.nan_to_num(nan=torch.inf).amin(-1), finite.nan_to_num(nan=-torch.inf).amax(-1)
     return ((highest - lowest).clamp(min=0) + UNFELT * half.to(x.device)).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Sparse top-k: the relaxed top-k mask with a clipped power for a link, exactly 0 and 1 away from the threshold."""
+"""Sparse top-k: the relaxed top-k mask whose link is a clipped power, exactly 0 and 1 away from the threshold."""
 
 from numbers import Real
 
@@ -14,7 +14,7 @@ from .linked import with_link
 
 
 def check_exponent(p: float) -> None:
-    """``p`` is a number in (1, 2]."""
+    """Checks that ``p`` is a number in (1, 2]."""
     if isinstance(p, bool) or not isinstance(p, Real):
         raise TypeError(f"`p` must be a real number, but got {type(p).__name__}")
     if not 1 < p <= 2:
@@ -41,23 +41,24 @@ def sparse_topk(
     .. math:: y = \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle - \frac{\lambda}{p} \sum_i y_i^p; \qquad
         y_i = \mathrm{clip}((x_i - t)/\lambda, 0, 1)^{1/(p-1)}
 
-    Equals the k-hot top-k as soon as ``strength`` is below the gap between the k-th and the next largest score, and
-    tends to ``k / n`` as it grows. ``p = 2`` is the Euclidean projection of ``x / strength``. Permutation-equivariant,
-    keeps the order of ``x``, invariant to ``x + c``. O(n) time per step of the root finder (4 to 7 on ordinary rows),
-    no sort; saves ``x`` and two numbers per row.
+    The mask equals the k-hot top-k as soon as ``strength`` is below the gap between the k-th and the next largest
+    score, and tends to ``k / n`` as it grows. ``p = 2`` is the Euclidean projection of ``x / strength``. The map is
+    permutation-equivariant, keeps the order of ``x`` and is invariant to ``x + c``. The root finder takes O(n) time per
+    step (4 to 7 steps on ordinary rows) and does not sort. The backward pass needs ``x`` and two numbers per row.
 
-    Differentiable, forwards and backwards, in ``x``, ``k`` and ``strength``, except at kinks. Entries that are 0 or 1
-    have no gradient; where all are, the derivative in ``k`` jumps and is returned as 0. For ``p = 2`` there is a kink
-    wherever an entry reaches 0 or 1. For ``1 < p < 2`` the map is smooth where an entry reaches 0, but *not* where one
-    reaches 1 while others are in between: for ``p = 4/3``, ``k = 2`` and ``x = (s, 0, 0)`` the slope of the first entry
-    falls from 1.67 to 0 at ``s = 0.2063``. There the slope of the capped side is returned.
+    The map is differentiable in ``x``, ``k`` and ``strength``, in reverse and forward mode, except at kinks. Entries
+    equal to 0 or 1 have no gradient; if all entries are, the derivative in ``k`` jumps and is returned as 0. For
+    ``p = 2`` there is a kink wherever an entry reaches 0 or 1. For ``1 < p < 2`` the map is smooth where an entry
+    reaches 0, but *not* where one reaches 1 while others are in between: for ``p = 4/3``, ``k = 2`` and
+    ``x = (s, 0, 0)`` the slope of the first entry drops from 1.67 to 0 at ``s = 0.2063``. There the slope of the capped
+    side is returned.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
         k: Sum of the result, ``0 <= k <= n``.
         strength: Positive weight of the regulariser.
-        p: Exponent of the regulariser, a real number, ``1 < p <= 2``. Below 1.05 the mask is almost a step of x, and
-            rounding in float32 shows.
+        p: Exponent of the regulariser, a real number, ``1 < p <= 2``. Below 1.05 the mask is almost a step function of
+            x, and float32 rounding becomes visible.
         dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
@@ -65,7 +66,7 @@ def sparse_topk(
 
     Raises:
         ValueError: If ``k``, ``strength`` or ``p`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are
-            left unmasked. Details: :mod:`khot.relaxations`.
+            unmasked. See :mod:`khot.relaxations`.
 
     References:
         [1] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective", section 4.

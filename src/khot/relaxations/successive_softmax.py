@@ -1,7 +1,7 @@
-"""Successive softmax: k one-hot relaxations after each other. A baseline, kept for comparison.
+"""Successive softmax: k one-hot relaxations in a row. A baseline, included for comparison.
 
-On a CPU loops compute it, if numba is there, and its first derivative in x; what else there is composes operations of
-torch: other derivatives, transforms, compiled graphs, and rows on which those loops would lose digits.
+On a CPU with numba, loops compute the map and its first derivative in x. Everything else is composed of torch
+operations: other derivatives, transforms, compiled graphs, and rows on which the loops would lose digits.
 """
 
 import math
@@ -24,14 +24,14 @@ from .hard import checked_whole
 
 
 def _log_complement(log_p: Tensor) -> Tensor:
-    """log(1 - p) of a softmax, accurate also for its largest entry, where 1 - p is the sum of the others."""
+    """log(1 - p) of a softmax, accurate even for its largest entry, where 1 - p is the sum of the others."""
     largest = torch.zeros_like(log_p, dtype=torch.bool).scatter(-1, log_p.argmax(-1, keepdim=True), True)
     others = log_p.masked_fill(largest, torch.finfo(log_p.dtype).min)
     return torch.where(largest, others.logsumexp(-1, keepdim=True), torch.log1p(-others.exp()))
 
 
 def _inverse(temperature: Tensor) -> Tensor:
-    """1 / T, with derivatives in which a gradient of 0 meets no 1 / T^2 that has overflowed."""
+    """1 / T, with derivatives in which a gradient of 0 is never multiplied by a 1 / T^2 that has overflowed."""
     log = temperature.log()
     return temperature.detach().reciprocal() * (log.detach() - log).exp()
 
@@ -43,15 +43,15 @@ def _largest(k: int | Tensor) -> int:
 
 
 def _compose(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Tensor:
-    """Of rows (..., n), in their dtype, and a temperature that is a number or of the batch shape (...)."""
+    """The map of rows (..., n), in their dtype, for a temperature that is a number or of the batch shape (...)."""
     most = _largest(k)
     if most == 0:
         return torch.zeros_like(rows)
     excluded = rows == -torch.inf
     inverse = _inverse(temperature.to(rows).unsqueeze(-1)) if isinstance(temperature, Tensor) else 1 / temperature
     lowest = torch.finfo(rows.dtype).min
-    # Relative to the largest, so that nothing overflows upwards; what does downwards, such as items chosen already,
-    # stays above the excluded ones.
+    # Relative to the largest score, so nothing overflows upwards. Scores that overflow downwards, such as those of
+    # items chosen already, stay above the excluded ones.
     logits = (rows - rows.detach().amax(-1, keepdim=True)).masked_fill(excluded, 0) * inverse
     y = torch.zeros_like(logits)
     for j in range(most):
@@ -62,7 +62,7 @@ def _compose(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Tens
 
 
 def _find(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Rounds | None:
-    """What else than torch computes this, and may: it knows no derivative in the temperature."""
+    """A backend that takes this call, or None. Backends have no derivative in the temperature."""
     if rows.numel() == 0 or not is_plain(rows, k, temperature):
         return None
     if isinstance(temperature, Tensor) and has_derivative(temperature, torch.is_grad_enabled()):
@@ -72,7 +72,7 @@ def _find(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Rounds 
 
 
 class _InLoops(Function):
-    """Of rows (rows, n), and temperature and k (rows,), the largest of which is ``most``."""
+    """The map of rows (rows, n), for temperature and k (rows,); ``most`` is the largest k."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, temperature: Tensor, k: Tensor, most: int, found: Rounds) -> Tensor:
@@ -120,19 +120,19 @@ def successive_softmax_topk(
     .. math:: y = \sum_{j=1}^k p^j, \quad p^j = \mathrm{softmax}(\alpha^j / T), \quad
         \alpha^1 = x, \quad \alpha^{j+1} = \alpha^j + \log(1 - p^j)
 
-    A baseline: prefer :func:`sigmoid_topk`. Its flaws: entries can exceed 1 (``x = (0, 1)``, ``k = 2`` gives ``(0.77,
-    1.23)``), so that the result is no vector of inclusion probabilities; it does not keep the order of ``x``; ``k = n``
-    does not give ones; time and the memory of the backward pass grow with k, which has to be a whole number. Sums to k,
-    is invariant to ``x + c`` and tends to the k-hot top-k as ``temperature -> 0``. Differentiable to any order in ``x``
-    and ``temperature``.
+    This is a baseline: prefer :func:`sigmoid_topk`. It has several flaws. Entries can exceed 1 (``x = (0, 1)`` with
+    ``k = 2`` gives ``(0.77, 1.23)``), so they are not inclusion probabilities. It does not keep the order of ``x``.
+    ``k = n`` does not give ones. Time and memory of the backward pass grow with k, which must be a whole number. The
+    result sums to k, is invariant to ``x + c`` and tends to the k-hot top-k as ``temperature -> 0``. It is
+    differentiable to any order in ``x`` and ``temperature``.
 
-    The logarithm is exact where a softmax saturates. With the usual ``log(max(1 - p, eps))`` an item that is ahead by
+    The logarithm is exact where a softmax saturates. With the usual ``log(max(1 - p, eps))``, an item that leads by
     more than ``-log(eps)`` would be chosen again.
 
     Args:
         x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient).
-        k: Sum of the result, an integer, ``0 <= k <= n``; or an integer tensor that broadcasts with the batch shape,
-            which cannot be traced or mapped over, because the number of rounds is its maximum.
+        k: Sum of the result, an integer, ``0 <= k <= n``; or an integer tensor that broadcasts with the batch shape. A
+            tensor cannot be traced or mapped over, because its maximum is the number of rounds.
         temperature: Positive softness.
         dim: Axis of the ground set, or axes that are one ground set together.
 
@@ -141,7 +141,7 @@ def successive_softmax_topk(
 
     Raises:
         ValueError: If ``k`` or ``temperature`` is out of range, ``x`` contains NaN or ``+inf``, or fewer than ``k``
-            entries are left unmasked. Details: :mod:`khot.relaxations`.
+            entries are unmasked. See :mod:`khot.relaxations`.
         TypeError: If ``k`` is not an integer, or another argument has the wrong type or dtype.
 
     References:

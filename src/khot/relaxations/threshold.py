@@ -1,4 +1,4 @@
-"""The threshold of a top-k mask: the one number by which it decides, differentiable."""
+"""The threshold of a top-k mask, the one number that decides which entries it selects, differentiable."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,34 +27,34 @@ def topk_threshold(
     *,
     relaxation: Callable[..., Tensor] = sigmoid_topk,
 ) -> Tensor:
-    r"""The threshold that scores exceed in a top-k mask (third argument: ``softness``; ``dim`` by keyword).
+    r"""The threshold above which scores are selected (third argument: ``softness``; ``dim`` by keyword).
 
     .. math:: \text{relaxation}(x, k, s)_i = F((x_i - t)/s), \quad \sum_i F((x_i - t)/s) = k
 
-    Of :func:`topk_mask`, t is the middle between the k-th and the next largest score, so that ``x > t`` is the mask
-    unless the two are equal; ``inf`` for ``k = 0`` and ``-inf`` for ``k = n``. Of a relaxed mask it is finite for every
-    k: at 0 and n so far away that the mask is the same to double precision. Of sparse masks without an entry strictly
-    between 0 and 1 it is one of several, and its derivatives are returned as 0.
+    For :func:`topk_mask`, t is the midpoint between the k-th and the next largest score, so ``x > t`` is the mask
+    unless the two are equal; t is ``inf`` for ``k = 0`` and ``-inf`` for ``k = n``. For a relaxed mask, t is finite for
+    every
+    k: at 0 and n it is so far away that the mask is the same to double precision. For a sparse mask without an entry
+    strictly between 0 and 1, t is one of several solutions, and its derivatives are returned as 0.
 
-    Moves with ``x + c``. Differentiable in ``x``, ``k`` and ``softness``, to any order, as the mask is; for
-    ``topk_mask`` in ``x`` alone. In float64 whatever the dtype of ``x``, but in float32 on a device without float64:
-    rounding t shows in :math:`(x - t)/s` once ``abs(x) / s`` is large (above 1e6 in the tenth digit), and the masks
-    themselves do not round it so.
+    The threshold moves with ``x + c``. It is differentiable to any order in ``x``, ``k`` and ``softness``, as the mask
+    is; for ``topk_mask`` in ``x`` alone. Its dtype is float64 whatever the dtype of ``x``, or float32 on a device
+    without float64. Rounding t affects :math:`(x - t)/s` once ``abs(x) / s`` is large (the tenth digit above 1e6). The
+    masks themselves do not round t in this way.
 
     Args:
         x: Scores with ``n`` entries along ``dim``.
-        k: Sum of the mask, ``0 <= k <= n``; for ``topk_mask`` of an integer type.
-        softness: Positive softness, the third argument of the relaxation; ``topk_mask`` has none, and it has no
-            influence.
+        k: Sum of the mask, ``0 <= k <= n``; an integer for ``topk_mask``.
+        softness: Positive softness, the third argument of the relaxation; ignored for ``topk_mask``, which has none.
         dim: Axis of the ground set, or axes that are one ground set together.
-        relaxation: The mask: one of the library's, ``partial(capped_simplex_map, link=...)`` or ``topk_mask``.
+        relaxation: The mask: one of this library, ``partial(capped_simplex_map, link=...)`` or ``topk_mask``.
 
     Returns:
-        Float64 tensor of the batch shape, that of ``x`` without the axes of the ground set.
+        Float64 tensor of the batch shape: the shape of ``x`` without the axes of the ground set.
 
     Raises:
-        ValueError: As the mask.
-        TypeError: As the mask; or if the relaxation has no such threshold.
+        ValueError: If the mask raises one.
+        TypeError: If the mask raises one, or if the relaxation has no such threshold.
 
     Example:
         >>> topk_threshold(torch.tensor([0.0, 1.0, 2.0]), 1)
@@ -66,13 +66,13 @@ def topk_threshold(
     check_function("relaxation", relaxation, "(x, k, softness)")
     rows = as_rows(x, dim)
     if relaxation is topk_mask:
-        check_softness("softness", softness, x, rows.shape[:-1])  # which might be meant for an axis
+        check_softness("softness", softness, x, rows.shape[:-1])  # someone may have meant it as an axis
         return _middle_of_the_gap(rows, k)
     link = link_of(relaxation, _call.is_compiling)
     if link is None:
         raise TypeError(
-            "`relaxation` must be a mask with one threshold, F((x - t) / softness) with a link F, which has it as its "
-            f"attribute `link`, or topk_mask, but got {relaxation!r}"
+            "`relaxation` must be topk_mask, or a mask F((x - t) / softness) with one threshold t and the link F as "
+            f"its attribute `link`, but got {relaxation!r}"
         )
     return ThresholdMap(link, "softness").threshold(_call, rows, k, softness)
 
@@ -83,7 +83,7 @@ def _middle_of_the_gap(x: Tensor, k: Any) -> Tensor:
         return x.new_full(x.shape[:-1], torch.inf, dtype=torch.float64)
     last = x.masked_fill(~chosen, torch.inf).amin(-1).double()
     following = x.masked_fill(chosen, -torch.inf).amax(-1).double()
-    middle = torch.where(last == torch.inf, following, last / 2 + following / 2)  # above no infinity is anything
+    middle = torch.where(last == torch.inf, following, last / 2 + following / 2)  # nothing is above infinity
     if not isinstance(k, Tensor):
         k = torch.full((), k, device=x.device)
     k = k.to(x.device)

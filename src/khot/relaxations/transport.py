@@ -1,4 +1,4 @@
-"""Unsorted SOFT top-k: entropic optimal transport to two anchors, which is sigmoid top-k at half the epsilon."""
+"""Unsorted SOFT top-k: entropic optimal transport to two anchors, equal to sigmoid top-k at half of epsilon."""
 
 import torch
 from torch import Tensor
@@ -18,9 +18,9 @@ MAP = ThresholdMap(LOGISTIC, "epsilon / 2")
 
 
 class _TwoAnchors(Link, name="two_anchors"):
-    """F(z) = 1 / (1 + exp(-2 z)), the link at scale epsilon, for those who need its slope; the map takes the logistic.
+    """F(z) = 1 / (1 + exp(-2 z)), the link at scale epsilon, for code that needs its slope; the map uses the logistic.
 
-    exp(-2 x / epsilon) is what the two costs leave.
+    The difference of the two costs leaves exp(-2 x / epsilon).
     """
 
     reach = Logistic.reach / 2
@@ -74,13 +74,13 @@ def transport_topk(
         + \varepsilon {\textstyle\sum_{ij}} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad
         \Gamma^\top 1 = (\tfrac{k}{n}, \tfrac{n-k}{n}), \quad C_{ij} = (x_i - a_j)^2, \quad a = (1, 0)
 
-    Sinkhorn's iterations for this problem are not needed: :math:`C_{i1} - C_{i0} = 1 - 2 x_i`, so the solution is
-    :math:`\sigma((x_i - t)/(\varepsilon/2))` with t such that it sums to k, which is ``sigmoid_topk(x, k, epsilon /
-    2)``. All that is said there holds here.
+    Sinkhorn iterations are not needed for this problem: :math:`C_{i1} - C_{i0} = 1 - 2 x_i`, so the solution is
+    :math:`\sigma((x_i - t)/(\varepsilon/2))` with t such that it sums to k. This is
+    ``sigmoid_topk(x, k, epsilon / 2)``, and everything said there holds here.
 
-    ``epsilon`` is absolute: scaling ``x`` by c and ``epsilon`` by c leaves the result as it is. The listing published
-    with the paper divides the cost by its largest entry, taken as a constant, which makes the epsilon in effect depend
-    on the data; the same result comes from ``epsilon * C.detach().max()``.
+    ``epsilon`` is absolute: scaling both ``x`` and ``epsilon`` by c leaves the result unchanged. The code published
+    with the paper divides the cost by its largest entry, taken as a constant, which makes the effective epsilon depend
+    on the data; ``epsilon * C.detach().max()`` gives the same result.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
@@ -92,8 +92,8 @@ def transport_topk(
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
 
     Raises:
-        ValueError: If ``k`` or ``epsilon`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are left
-            unmasked. Details: :mod:`khot.relaxations`.
+        ValueError: If ``k`` or ``epsilon`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are
+            unmasked. See :mod:`khot.relaxations`.
 
     References:
         [1] Xie et al. (2020), "Differentiable Top-k with Optimal Transport", arXiv:2002.06504, sections 2 and 3.
@@ -113,5 +113,5 @@ def transport_topk(
 
 @logarithm_of(transport_topk)
 def _log_transport_topk(x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1) -> Tensor:
-    """For losses, which take it from :func:`transport_topk` itself."""
+    """The logarithm, which losses obtain from :func:`transport_topk` itself."""
     return log_sigmoid_topk(x, k, epsilon / 2)

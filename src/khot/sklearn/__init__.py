@@ -1,6 +1,6 @@
-"""Selection of features as a scikit-learn estimator, by a gate that learns together with a predictor.
+"""Feature selection as a scikit-learn estimator, by a gate that is trained together with a predictor.
 
-Needs scikit-learn, the extra ``khot[sklearn]``, and Pyro. Not among the names of ``khot``:
+This package needs scikit-learn, the extra ``khot[sklearn]``, and Pyro. Its names are not re-exported by ``khot``:
 ``from khot.sklearn import KHotSelector``.
 """
 

@@ -1,11 +1,11 @@
-r"""What a selector learns from: rows of features, what to predict of them, and how much each row counts.
+r"""The data from which a selector learns: rows of features, targets, and the weight of each row.
 
-Rows that are equal, in features and targets, are merged into one row with the sum of their weights. Rows of weight 0
-are left out, and the others are put in an order that does not depend on the one they came in. So integer weights and
-repeated rows give the same training to the last bit, random draws included.
+Rows with equal features and targets are merged into one row with the sum of their weights. Rows of weight 0 are left
+out, and the others are put into an order that does not depend on the original one. So integer weights and repeated rows
+give the same training to the last bit, including random draws.
 
 The loss of a row is a mean over outputs: the squared error of standardised values, which is a share of their variance,
-or the cross-entropy in nats of classes. The loss of rows with weights :math:`w` is
+or the cross-entropy of classes in nats. The loss of rows with weights :math:`w` is
 :math:`\sum_i w_i \ell_i / \sum_i w_i`.
 """
 
@@ -24,13 +24,13 @@ from torch.nn.functional import cross_entropy, one_hot
 
 @dataclass
 class Data:
-    """Rows to learn from.
+    """The rows to learn from.
 
     Attributes:
         x: Standardised features ``(rows, n)``, float32.
-        y: Standardised values ``(rows, m)``, float32, or numbers of classes ``(rows, m)``, long.
-        weights: Of the rows, with mean 1, ``(rows,)``.
-        classes: How many classes each column of ``y`` has; empty for values.
+        y: Standardised values ``(rows, m)``, float32, or class numbers ``(rows, m)``, long.
+        weights: Weights of the rows, with mean 1, ``(rows,)``.
+        classes: Number of classes of each column of ``y``; empty for values.
     """
 
     x: Tensor
@@ -43,14 +43,14 @@ class Data:
 
     @property
     def outputs(self) -> int:
-        """Number of scores that a predictor gives each row: one for each class of each output, or for each value."""
+        """Number of scores that a predictor has for each row: one for each class of each output, or for each value."""
         return sum(self.classes) or self.y.shape[-1]
 
     def rows(self, chosen: Tensor | NDArray[Any]) -> "Data":
         return replace(self, x=self.x[chosen], y=self.y[chosen], weights=self.weights[chosen])
 
     def loss(self, predictions: Tensor) -> Tensor:
-        """The weighted mean loss of predictions ``(rows, outputs)``, a scalar; the weights have mean 1 in all data."""
+        """The weighted mean loss of predictions ``(rows, outputs)``, a scalar; over all data, weights have mean 1."""
         if self.classes:
             scores = predictions.split(self.classes, -1)
             losses = [
@@ -62,7 +62,7 @@ class Data:
         return (each * self.weights).mean()
 
     def codes(self) -> Tensor:
-        """The values, or indicators of the classes with mean 0 and variance 1, ``(rows, outputs)``, float64."""
+        """The values, or class indicators with mean 0 and variance 1, ``(rows, outputs)``, float64."""
         if not self.classes:
             return self.y.double()
         columns = [one_hot(y, number) for y, number in zip(self.y.unbind(-1), self.classes, strict=True)]
@@ -71,10 +71,10 @@ class Data:
         return (indicators - shares) / (shares * (1 - shares)).sqrt().clamp(min=1e-6)
 
     def split(self, fraction: float, seed: int) -> tuple["Data", "Data"]:
-        """Rows to train on, and a fraction that is held out.
+        """Rows to train on, and a held-out fraction.
 
-        Of one output every class is held out in proportion, unless a class has a single row, or there are more classes
-        than rows on a side.
+        With one output, every class is held out in proportion, unless a class has a single row or there are more
+        classes than rows on one side.
         """
         labels = self.y if len(self.classes) == 1 and self._can_be_stratified(fraction) else None
         parts = train_test_split(np.arange(len(self)), test_size=fraction, random_state=seed, stratify=labels)
@@ -87,7 +87,7 @@ class Data:
         return min(held_out, len(self) - held_out) >= len(counts) and int(counts[counts > 0].min()) > 1
 
     def normalised(self) -> "Data":
-        """With weights of mean 1."""
+        """The data with weights of mean 1."""
         return replace(self, weights=self.weights / self.weights.mean())
 
 
@@ -97,11 +97,11 @@ def prepared(X: NDArray[Any], y: NDArray[Any] | None, weights: NDArray[Any], tas
     Args:
         X: Features ``(rows, n)``.
         y: Classes or values, ``(rows,)`` or ``(rows, m)``; None for the features themselves.
-        weights: Of the rows, not negative, ``(rows,)``.
+        weights: Nonnegative weights of the rows, ``(rows,)``.
         task: ``"classification"``, ``"regression"``, or ``"auto"``.
 
     Raises:
-        ValueError: If no output has more than one class, or fewer than two rows have a weight.
+        ValueError: If no output has more than one class, or fewer than two rows have a positive weight.
     """
     counted = weights > 0
     if counted.sum() < 2:
@@ -123,19 +123,19 @@ def prepared(X: NDArray[Any], y: NDArray[Any] | None, weights: NDArray[Any], tas
 
 
 def merged(X: NDArray[Any], y: NDArray[Any], weights: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """Each different row once, in the order of its bytes, with the sum of the weights of its copies."""
-    table = np.ascontiguousarray(np.concatenate([X, y], -1, dtype=np.float64)) + 0.0  # no two zeros, 0.0 and -0.0
+    """Each distinct row once, in the order of its bytes, with the sum of the weights of its copies."""
+    table = np.ascontiguousarray(np.concatenate([X, y], -1, dtype=np.float64)) + 0.0  # so that -0.0 becomes 0.0
     as_bytes = table.view(np.dtype((np.void, table.itemsize * table.shape[-1]))).ravel()
     _, first, group = np.unique(as_bytes, return_index=True, return_inverse=True)
     return X[first], y[first], np.bincount(group.ravel(), weights)
 
 
 def standardised(values: NDArray[Any], weights: NDArray[Any]) -> Tensor:
-    """With mean 0 and variance 1, constant columns 0; float32."""
+    """The values with mean 0 and variance 1, and constant columns 0; float32."""
     scaler = StandardScaler().fit(values, sample_weight=weights)
     return torch.as_tensor(scaler.transform(values), dtype=torch.float32)
 
 
 def mean_one(weights: NDArray[Any]) -> Tensor:
-    """The weights as multiples of their mean, float32."""
+    """The weights divided by their mean, float32."""
     return torch.as_tensor(weights / weights.mean(), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""A scikit-learn selector of k features, or of as many as are worth their price."""
+"""A scikit-learn selector of k features, or of all features that are worth their price."""
 
 import copy
 import itertools
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from joblib import effective_n_jobs  # which scikit-learn needs
+from joblib import effective_n_jobs  # a dependency of scikit-learn
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.feature_selection import SelectorMixin
@@ -31,82 +31,86 @@ from .training import HURRY_AFTER, LOOK_EVERY, Best, Training, threads_of_torch
 
 
 class KHotSelector(SelectorMixin, BaseEstimator):
-    r"""Selects features by training a predictor that sees k of them at a time, drawn anew for each row and step.
+    r"""Selects features by training a predictor that sees k of them at a time, with a new draw for each row and step.
 
-    The draws are those of a sampling design. Its logits, one for each feature, learn together with the predictor,
-    through the gradient that an estimator gives the draws, until nearly all draws are the same; the features of the k
-    largest logits are selected. So features are chosen for what they do together, unlike in univariate tests, and in
+    The draws come from a sampling design. Its logits, one for each feature, are trained together with the predictor,
+    through the gradient that an estimator gives the draws, until nearly all draws are the same. The features with the k
+    largest logits are then selected. So features are chosen for their joint effect, unlike in univariate tests, and in
     one training, unlike in recursive elimination.
 
-    With ``n_features_to_select="learned"`` the number is learned, too: a feature stays where it lowers the loss by more
-    than ``price``, and is selected if it is drawn more often than not. The loss is the cross-entropy in nats, or for
-    values the mean squared error as a share of their variance, so that ``price=0.01`` asks a feature to explain one
-    percent of it. Of several outputs it is the mean of their losses. Without ``y`` the values are the features
-    themselves, as in a concrete autoencoder: the selected features predict the others.
+    With ``n_features_to_select="learned"`` the number of features is learned, too: a feature is kept if it lowers the
+    loss by more than ``price``, and is selected if it is drawn more often than not. The loss is the cross-entropy in
+    nats or, for values, the mean squared error as a share of their variance. So with ``price=0.01`` a feature has to
+    explain one percent of the variance. For several outputs it is the mean of their losses. Without ``y``, the values
+    are the features themselves, as in a concrete autoencoder: the selected features predict the others.
 
-    With a linear predictor, training does not start from equal logits but from where least squares bring them, which
-    need no draws: see ``khot.sklearn.start``. After 100 steps it then hurries to decide between features that are
-    alike. It takes a fraction of a second for some dozens or hundreds of features, where a hidden layer, which starts
-    from equal logits, takes seconds.
+    With a linear predictor, training does not start from equal logits but from a least-squares solution, which needs no
+    draws; see ``khot.sklearn.start``. After 100 steps it then forces a decision between features that are alike. It
+    takes a fraction of a second for some dozens or hundreds of features. A hidden layer, which starts from equal
+    logits, takes seconds.
 
-    It pays where features count only together, such as by their product: with ``predictor="hidden"`` it finds them, and
-    univariate tests and linear models do not. On scanned digits and in correlated designs it is far ahead of univariate
-    tests. Where the target is linear in a few features, recursive elimination and an L1 penalty find the same ones in
-    less time. ``experiments/feature_selector_comparison.py`` has the numbers.
+    The selector is worth its time if features matter only in combination, such as through their product: with
+    ``predictor="hidden"`` it finds them, while univariate tests and linear models do not. On scanned digits and in
+    correlated designs it is far better than univariate tests. If the target is linear in a few features, recursive
+    elimination and an L1 penalty find the same ones in less time. ``experiments/feature_selector_comparison.py`` has
+    the numbers.
 
-    A ``sample_weight`` counts a row as often as that many copies: integer weights and repeated rows select the same
-    features with the same ``random_state``, to the last bit, and the order of the rows does not matter. Rows that are
-    equal are one row with one draw for each step.
+    A row with a ``sample_weight`` counts as that many copies: integer weights and repeated rows select the same
+    features with the same ``random_state``, to the last bit, and the order of the rows does not matter. Equal rows are
+    merged into one row with one draw per step.
 
-    Features are standardised inside; :meth:`transform` returns columns of what it is given. Training is in single
-    precision on the CPU, and leaves torch's random numbers as they were.
+    Features are standardised internally; :meth:`transform` returns columns of its input. Training runs in single
+    precision on the CPU, and does not change the state of torch's random number generator.
 
     Args:
-        n_features_to_select: How many features to select: ``"learned"``, by default, for those that are worth their
-            ``price``; an int; or a fraction of them in (0, 1), rounded down but at least one. All are kept, with a
-            UserWarning, where there are fewer than an int asks for.
+        n_features_to_select: How many features to select: ``"learned"``, the default, for those that are worth their
+            ``price``; an int; or a fraction of them in (0, 1), rounded down but at least one. If there are fewer than
+            an int asks for, all are kept, with a UserWarning.
         task: ``"classification"``, ``"regression"``, or ``"auto"``: numbers of a floating-point dtype are values,
             everything else is a class. Without ``y`` it is a regression.
         predictor: ``"linear"``, ``"hidden"`` for one hidden layer of ``hidden_units`` ReLUs, or a
             :class:`torch.nn.Module` that maps rows ``(rows, n_features)`` to one score for each class, or to one value,
-            of each output in turn; a copy of it is trained, from its weights on.
+            for each output in turn. A copy of the module is trained, starting from its weights.
         hidden_units: Width of the hidden layer.
-        design: Class of sampling designs, called as ``design(logits=..., k=k)``; for a learned number with ``probs``.
-        estimator: What gives draws a gradient, called with the design.
-        price: What a feature must lower the loss by to be selected, where their number is learned: 0.01 nats, or one
-            percent of the variance, by default. A higher price selects fewer features. Without ``y`` it has to be
-            higher than 1 / n_features, since each feature tells at least itself; at a lower price all are selected.
-        learning_rate: Adam's, for the predictor. It has to be smaller, such as 0.01, where hundreds of features are
-            selected, since a step changes the weights of all of them.
-        mask_learning_rate: Adam's, for the logits of the design. A smaller one takes longer, and tells features that
-            are correlated better apart.
-        batch_size: Different rows of a step; all, where there are fewer.
+        design: Class of sampling designs, called as ``design(logits=..., k=k)``; with ``probs`` if the number is
+            learned.
+        estimator: The estimator that gives draws a gradient, called with the design.
+        price: By how much a feature must lower the loss to be selected, if the number of features is learned: by
+            default 0.01 nats, or one percent of the variance. A higher price selects fewer features. Without ``y`` it
+            must be higher than 1 / n_features, since each feature predicts at least itself; at a lower price all are
+            selected.
+        learning_rate: Adam's learning rate for the predictor. It has to be smaller, such as 0.01, if hundreds of
+            features are selected, since a step changes the weights of all of them.
+        mask_learning_rate: Adam's learning rate for the logits of the design. A smaller one takes longer, and separates
+            correlated features better.
+        batch_size: Number of distinct rows in a step; all rows, if there are fewer.
         max_iter: Largest number of steps.
         tol: Training ends when nearly all draws are the same: each inclusion probability :math:`\pi_i` is within
             ``tol`` of 0 or 1, and :math:`\sum_i \pi_i (1 - \pi_i)` is at most ``tol`` times its value before training.
-            Where all features are kept there is nothing to learn, and it ends after ten steps.
+            If all features are kept there is nothing to learn, and training ends after ten steps.
         early_stopping: Whether training also ends when the loss on held-out rows has not improved for
-            ``n_iter_no_change`` steps. The selection, and the predictor, are then those with the least held-out loss.
+            ``n_iter_no_change`` steps. The selection and the predictor are then those with the lowest held-out loss.
         validation_fraction: Fraction of the rows that is held out, if ``early_stopping``.
         n_iter_no_change: How many steps to wait for an improvement, if ``early_stopping``.
-        n_jobs: How many threads of torch train; None is 1, also in scikit-learn's meaning of a surrounding
-            ``joblib.parallel_config``, and -1 is all processors. One is faster unless rows or features are many
-            thousands, and leaves the other processors to others. torch's own number is restored afterwards.
-        random_state: Seed of draws, mini-batches and first weights: an int, a ``numpy.random.RandomState`` or None.
+        n_jobs: Number of torch threads for training. None means 1, or the value of a surrounding
+            ``joblib.parallel_config`` as in scikit-learn; -1 means all processors. One thread is fastest, and leaves
+            the other processors free, unless there are many thousands of rows or features. The previous setting of
+            torch is restored afterwards.
+        random_state: Seed of draws, mini-batches and initial weights: an int, a ``numpy.random.RandomState`` or None.
         verbose: Whether to show a progress bar.
 
     Attributes:
         support_: Which features are selected, bool ``(n_features,)``.
-        inclusion_probabilities_: Of each feature, in the law that was learned, ``(n_features,)``.
+        inclusion_probabilities_: Inclusion probability of each feature in the learned law, ``(n_features,)``.
         n_iter_: Number of steps taken.
         loss_curve_: Training loss of each step, without the price.
-        predictor_: The trained predictor: of standardised features, 0 where they are not selected.
+        predictor_: The trained predictor, a function of standardised features, 0 where they are not selected.
         n_features_in_: Number of features seen in ``fit``.
         feature_names_in_: Their names, if they have any.
 
     Raises:
-        TypeError: If an argument has the wrong type, by ``fit``.
-        ValueError: If an argument is out of range, or training diverges, by ``fit``.
+        TypeError: In ``fit``, if an argument has the wrong type.
+        ValueError: In ``fit``, if an argument is out of range or training diverges.
 
     References:
         [1] "Differentiable top-k: from one-hot to k-hot", feature selection.
@@ -172,10 +176,10 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
         Args:
             X: Rows of features, ``(n_samples, n_features)``.
-            y: Classes or values, ``(n_samples,)`` or, of several outputs, ``(n_samples, n_outputs)``; None to
-                reconstruct all features of X from those that are selected.
-            sample_weight: How much each row counts, ``(n_samples,)``: an integer as often as that many copies of the
-                row, 0 not at all.
+            y: Classes or values, ``(n_samples,)`` or, for several outputs, ``(n_samples, n_outputs)``; None to
+                reconstruct all features of X from the selected ones.
+            sample_weight: Weight of each row, ``(n_samples,)``: an integer counts as that many copies of the row, and
+                0 leaves it out.
 
         Returns:
             The selector itself.
@@ -236,7 +240,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             check_number("n_features_to_select", wanted, low=0, high=1, without_low=True)
 
     def _number_of_features(self, n: int) -> int | None:
-        """How many of n features to select; None to learn it."""
+        """How many of n features to select; None if the number is learned."""
         wanted = self.n_features_to_select
         if isinstance(wanted, str):
             return None
@@ -249,7 +253,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         return min(int(wanted), n)
 
     def _training(self, data: Data) -> Training:
-        """A gate of equal logits and an untrained predictor; if that is linear, least squares give both a start."""
+        """A gate of equal logits and an untrained predictor; if this is linear, both start from least squares."""
         n, price = data.x.shape[-1], float(self.price)
         gate = KHotGate(n, self._number_of_features(n), self.design, self.estimator)
         training = Training(gate, self._untrained_predictor(n, data.outputs), price)
@@ -266,11 +270,11 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         predictor = copy.deepcopy(self.predictor).eval()
         shape = tuple(predictor(torch.zeros(2, n)).shape)
         if shape != (2, outputs):
-            raise ValueError(f"`predictor` must make (rows, {outputs}) of (rows, {n}), but makes {shape} of (2, {n})")
+            raise ValueError(f"`predictor` must map (rows, {n}) to (rows, {outputs}), but maps (2, {n}) to {shape}")
         return predictor.train()
 
     def _train(self, data: Data, seed: int) -> Training:
-        """Until the law has settled, the held-out loss no longer improves, or there were ``max_iter`` steps."""
+        """Trains until the law has settled, the held-out loss no longer improves, or ``max_iter`` steps were made."""
         held_out = None
         if self.early_stopping:
             data, held_out = data.split(self.validation_fraction, seed)
@@ -296,7 +300,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 def check_number(
     name: str, value: Any, low: float, high: float = math.inf, *, without_low: bool = False, whole: bool = False
 ) -> None:
-    """A number, NumPy's included, in [low, high), or (low, high) ``without_low``."""
+    """Checks for a number, NumPy's included, in [low, high), or in (low, high) if ``without_low``."""
     if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
         raise TypeError(f"`{name}` must be {'an int' if whole else 'a real number'}, but got {value!r}")
     number = float(value)

@@ -1,14 +1,14 @@
-r"""Where training starts from with a linear predictor: least squares of features that are let through at random.
+r"""The start of training with a linear predictor: least squares of features that are let through at random.
 
-Let independent gates let feature i through with probability :math:`\pi_i`, all features with mean 0 and variance 1 and
+Let independent gates let feature i through with probability :math:`\pi_i`. Let all features have mean 0, variance 1 and
 correlations G, and let B be their covariances with the targets. The least mean squared error of a linear predictor
 behind the gates is, up to a constant, with :math:`v_i = \pi_i w_i` for its weights w,
 
 .. math:: L(\pi) = -\operatorname{tr} B^T M^{-1} B, \quad M = G + \operatorname{diag}(1 / \pi_i - 1), \quad
     v = M^{-1} B, \quad \partial L / \partial \pi_i = -\lVert w_i \rVert^2,
 
-ridge regression with a penalty of its own for each feature. A few steps that raise the logits of :math:`\pi` by those
-derivatives need one linear system each and no draws, where training by draws takes hundreds of steps.
+which is ridge regression with its own penalty for each feature. A few steps that raise the logits of :math:`\pi` by
+these derivatives take one linear system each and no draws, where training with draws takes hundreds of steps.
 
 References:
     [1] Moka, Liquet, Zhu, Muller (2024), "COMBSS: best subset selection via continuous optimization", Statistics and
@@ -22,22 +22,22 @@ from khot.relaxations import sigmoid_topk
 
 from .data import Data
 
-LARGEST_SYSTEM = 500  # unknowns of a linear system: features, or rows, of which more are left out here
+LARGEST_SYSTEM = 500  # unknowns of a linear system: features, or rows, of which only this many are used here
 MOST_STEPS = 100
-# The start ends where sum pi (1 - pi) is at most this share of what it is for equal logits. Squared error is what
-# training minimises for values; for classes it is not, so that the start decides less.
+# The start ends where sum pi (1 - pi) is at most this share of its value for equal logits. Training minimises the
+# squared error for values but not for classes, for which the start therefore decides less.
 UNTIL_FOR_VALUES, UNTIL_FOR_CLASSES = 0.5, 0.9
-RATE = 0.3  # of the logits in a step, for the feature with the largest derivative
-SMALLEST, LARGEST = 1e-6, 1 - 1e-3  # probabilities, in the penalties
+RATE = 0.3  # change of the logits in a step, for the feature with the largest derivative
+SMALLEST, LARGEST = 1e-6, 1 - 1e-3  # limits of the probabilities in the penalties
 
 
 def least_squares_start(data: Data, k: int | None, price: float) -> tuple[Tensor, Tensor]:
     r"""Logits of the gates ``(n,)``, and weights of a linear predictor behind them, ``(outputs, n)``.
 
     Args:
-        data: What to learn from.
-        k: How many features to select; None where each costs ``price``, and independent gates have these logits.
-        price: Of a feature.
+        data: The data to learn from.
+        k: How many features to select; None if each costs ``price``, and the gates are independent with these logits.
+        price: Price of a feature.
     """
     systems = Systems(data)
     until = UNTIL_FOR_CLASSES if data.classes else UNTIL_FOR_VALUES
@@ -61,7 +61,7 @@ def least_squares_start(data: Data, k: int | None, price: float) -> tuple[Tensor
 
 
 class Systems:
-    """The linear systems of some data, in as many unknowns as there are features or rows, whichever are fewer."""
+    """The linear systems of some data, with as many unknowns as there are features or rows, whichever are fewer."""
 
     def __init__(self, data: Data) -> None:
         if data.x.shape[-1] > LARGEST_SYSTEM < len(data):

@@ -1,4 +1,4 @@
-"""How a gate and a predictor learn together: mini-batches, a price for what is kept, early decisions, when to stop."""
+"""Trains a gate and a predictor together: mini-batches, a price for kept features, early decisions, stopping."""
 
 import copy
 import math
@@ -16,19 +16,19 @@ from khot.relaxations import topk_mask
 
 from .data import Data
 
-LOOK_EVERY = 10  # steps from one look at the inclusion probabilities, and at the held-out loss, to the next
-HURRY_AFTER = 100  # steps, after which each look brings the law nearer to a decision
-HURRY = 1.1  # what such a look multiplies the logits by
+LOOK_EVERY = 10  # steps between two looks at the inclusion probabilities and at the held-out loss
+HURRY_AFTER = 100  # steps, after which each look brings the law closer to a decision
+HURRY = 1.1  # factor of the logits at such a look
 
 
 @dataclass
 class Training:
-    """Gate and predictor, and what they are trained for.
+    """Gate and predictor, and the settings of their training.
 
     Attributes:
-        gate: Which features the predictor sees.
+        gate: Decides which features the predictor sees.
         predictor: Called with the features that the gate lets through, ``(rows, n)``.
-        price: What each feature adds to the loss, which matters where their number is learned.
+        price: What each feature adds to the loss; relevant if their number is learned.
         curve: Training loss of each step, without the price.
         untrained_spread: The :func:`spread` of the draws before training.
     """
@@ -43,7 +43,7 @@ class Training:
         self.untrained_spread = spread(self.inclusion_probabilities())
 
     def objective(self, data: Data) -> tuple[Tensor, Tensor]:
-        """The loss, with a draw for each row, and what the features cost, as many as draws have on average."""
+        """The loss, with a draw for each row, and the price of the features that draws have on average."""
         loss = data.loss(self.predictor(self.gate(data.x)))
         number = self.gate.k if self.gate.k is not None else torch.sigmoid(self.gate.logits).sum()
         return loss, torch.as_tensor(self.price * number)
@@ -80,7 +80,7 @@ class Training:
         return self.gate.law().mean.detach()
 
     def selected(self) -> Tensor:
-        """The k largest logits; of a learned number, what is more often kept than not. Bool ``(n,)``."""
+        """The features of the k largest logits; for a learned number, those kept more often than not. Bool ``(n,)``."""
         logits = self.gate.logits.detach()
         return logits > 0 if self.gate.k is None else topk_mask(logits, self.gate.k) > 0
 
@@ -98,9 +98,9 @@ class Training:
 
     @torch.no_grad()
     def hurry(self) -> None:
-        """Multiplies the distances of the logits from the threshold, so that features that are alike are decided on.
+        """Multiplies the distances of the logits from the threshold, which forces a decision between similar features.
 
-        The threshold lies in the middle between the last logit that is selected and the first that is not.
+        The threshold is midway between the smallest selected logit and the largest one that is not selected.
         """
         logits, k = self.gate.logits, self.gate.k
         if k is None:
@@ -111,7 +111,7 @@ class Training:
 
     @torch.no_grad()
     def held_out_loss(self, data: Data) -> float:
-        """With the features that are selected, at their price."""
+        """The held-out loss with the selected features, including their price."""
         mask, predictor = self.selected(), self.predictor.eval()
         loss = data.loss(predictor(data.x * mask)) + self.price * mask.sum()
         predictor.train()
@@ -120,7 +120,7 @@ class Training:
 
 @contextmanager
 def threads_of_torch(number: int) -> Iterator[None]:
-    """Inside, torch and khot's loops compute on this many threads."""
+    """In this context, torch and khot's loops compute on this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -130,17 +130,17 @@ def threads_of_torch(number: int) -> Iterator[None]:
 
 
 def spread(probs: Tensor) -> float:
-    """How much draws with these inclusion probabilities differ: the sum of the variances of their entries."""
+    """How much draws with these inclusion probabilities vary: the sum of the variances of their entries."""
     probs = probs.double()
     return float((probs * (1 - probs)).sum())
 
 
 class Best:
-    """The state of modules with the least held-out loss so far, and since when it is that.
+    """The state of modules with the lowest held-out loss so far, and the step at which it occurred.
 
     Args:
-        modules: Those that are trained.
-        patience: For how many steps no better state need come.
+        modules: The modules in training.
+        patience: Number of steps to wait for a better state.
     """
 
     def __init__(self, modules: Sequence[Module], patience: int) -> None:
@@ -148,20 +148,20 @@ class Best:
         self.states: list[dict[str, Any]] = []
 
     def compare(self, loss: float, step: int) -> bool:
-        """Whether to go on after this step."""
+        """Whether to continue after this step."""
         if loss < self.loss or not self.states:
             self.loss, self.step = loss, step
             self.states = [copy.deepcopy(module.state_dict()) for module in self.modules]
         return step - self.step < self.patience
 
     def restore(self) -> None:
-        """Brings it back."""
+        """Restores the best state."""
         for module, state in zip(self.modules, self.states, strict=True):
             module.load_state_dict(state)
 
 
 def batches(data: Data, size: int) -> Iterator[Data]:
-    """Mini-batches, each time round in a new order; rows that fill no batch are left out of a round."""
+    """Mini-batches, in a new order in each round; rows that do not fill a batch are left out of a round."""
     rows = len(data)
     while rows <= size:
         yield data

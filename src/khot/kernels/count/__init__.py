@@ -1,10 +1,10 @@
 r"""The law of a sum of independent Bernoulli units, and of units given their number of ones B.
 
-For logits :math:`\theta` and a count k, units of log-odds :math:`z_i = (\theta_i - a) + b`, with an anchor a and an
-offset b such that k ones are about what is expected. This is the *tilt*: the threshold of the logistic map. Given B = k
-the law of the units does not depend on it, and B = k is likely.
+For logits :math:`\theta` and a count k, the units have log-odds :math:`z_i = (\theta_i - a) + b`, with an anchor a and
+an offset b such that about k ones are expected. This is the *tilt*: the threshold of the logistic map. Given B = k the
+law of the units does not depend on it, and B = k is likely.
 
-There are three ways to the law of B, which serve rows of different lengths:
+There are three ways to compute the law of B, for rows of different lengths:
 
 =================  ===========================  =====================================================================
 way                time of a row of n units     where it is used, and why
@@ -19,28 +19,28 @@ product tree       n log² n                     rows of more than ``LONGEST`` u
                                                 every order
 =================  ===========================  =====================================================================
 
-Operators of units given B = k:
+Operators for units given B = k:
 
-* ``bernoulli_count``: the tilt (a, b), P(B = k), and P(x_i = 1 | B = k) with its complement, each of the two to its
+* ``bernoulli_count``: the tilt (a, b), P(B = k), and P(x_i = 1 | B = k) with its complement, each of the two with its
   own relative accuracy;
-* ``bernoulli_count_derivative``: :math:`J^T g`, J the Jacobian of these probabilities, which is the covariance of x
-  given B = k, or of their log-odds;
-* ``bernoulli_count_log_prob`` and ``bernoulli_count_log_prob_derivative``: of values given B = k;
+* ``bernoulli_count_derivative``: :math:`J^T g`, where J is the Jacobian of these probabilities, which is the covariance
+  of x given B = k, or the Jacobian of their log-odds;
+* ``bernoulli_count_log_prob`` and ``bernoulli_count_log_prob_derivative``: for values given B = k;
 * ``bernoulli_count_draw``: exact draws given B = k.
 
-Of draws of which one unit is marked with the weight :math:`|x_i - p_i|`, for Sampford's design, with chances p that
+For draws in which one unit is marked with weight :math:`|x_i - p_i|`, for Sampford's design, with probabilities p that
 add up to k: ``marked_count``, ``marked_count_log_prob``, ``marked_count_log_prob_derivative``, ``marked_count_draw``.
 
-Of the inverse, from probabilities to logits: ``inclusion_inverse``, the logits for which the units given B = k have
-these log-odds, ``covariance_inverse``, v with C v = b, where C is the covariance given B = k, a graph's Laplacian, and
-``times_covariance_at``, products with the C of given probabilities, whose logits are not asked for.
-Where no kernel takes a call, :mod:`khot.laws.inverse` solves for all rows together.
+For the inverse, from probabilities to logits: ``inclusion_inverse``, the logits for which the units given B = k have
+these log-odds; ``covariance_inverse``, v with C v = b, where C is the covariance given B = k, a graph's Laplacian; and
+``times_covariance_at``, products with the C of given probabilities, whose logits are not needed. If no kernel takes a
+call, :mod:`khot.laws.inverse` solves for all rows together.
 
-Of the product tree: ``pair_merge`` and ``pair_split``, the convolution of pairs and its adjoint; ``forest_roots``,
-``forest_outsides`` and ``forest_bends``, the lowest levels of a tree at a time, which is worth while on an accelerator
-only. :mod:`.pairs` and :mod:`.forest` make differentiable functions of them, and :mod:`.tree` the tree.
+For the product tree: ``pair_merge`` and ``pair_split``, the convolution of pairs and its adjoint; ``forest_roots``,
+``forest_outsides`` and ``forest_bends``, the lowest levels of a tree at a time, which pays only on an accelerator.
+:mod:`.pairs` and :mod:`.forest` make differentiable functions of them, and :mod:`.tree` builds the tree.
 
-Logits are float64, of which ``-inf`` and ``inf`` fix a unit; rows where nothing has k ones give NaN.
+Logits are float64; ``-inf`` and ``inf`` fix a unit. Rows that cannot have k ones give NaN.
 """
 
 from typing import Any
@@ -51,7 +51,7 @@ from torch import Tensor
 from ..registry import Backends, DrawOperator, Operator, only_if
 from . import reference, reference_inverse, reference_marked, reference_tree
 
-LONGEST = 2**14  # units of a row; the product tree is faster from a few times that on
+LONGEST = 2**14  # units of a row; the product tree is faster from a few times this length on
 
 
 _short_rows = only_if(
@@ -130,7 +130,7 @@ marked_count_log_prob_derivative.backend("numba", module=".numba_marked")
 marked_count_draw = DrawOperator("marked_count_draw", reference_marked.marked_count_draw)
 marked_count_draw.backend("numba", module=".numba_marked", takes=_short_rows)
 
-MOST_FACTORED = 2**16  # units of rows whose factors, some 500 bytes a unit, are not too much memory
+MOST_FACTORED = 2**16  # units of rows whose factors, some 500 bytes per unit, do not take too much memory
 
 _not_too_long = only_if(
     lambda x, *_: x.shape[-1] <= MOST_FACTORED, f"the tables of rows of more than {MOST_FACTORED} units are too large"
@@ -161,12 +161,12 @@ times_covariance_at = Operator(
 )
 times_covariance_at.backend("numba", module=".numba_inverse", takes=_not_too_long)
 
-FOREST_LEVELS = 10  # of trees that a program holds
-TRITON_WIDTH = 1024  # widest child of a node above those that is convolved directly; from there the FFT is faster
+FOREST_LEVELS = 10  # of the trees that a program holds
+TRITON_WIDTH = 1024  # widest child of a node above these that is convolved directly; beyond it the FFT is faster
 
 
 def roots_shape(leaf: Tensor, bound: int, levels: int) -> tuple[int, int, int]:
-    """Of what the trees of ``2**levels`` of the leaves ``(2, n, R)`` have for roots."""
+    """The shape of the roots of the trees over ``2**levels`` of the leaves ``(2, n, R)`` each."""
     n, rows = leaf.shape[1:]
     return (1 if n <= 2**levels else min(2**levels, bound) + 1), -(-n // 2**levels), rows
 
@@ -218,6 +218,6 @@ forest_bends = Operator("forest_bends", reference_tree.forest_bends, fake=_like_
 forest_bends.backend("triton", module=".triton_forest")
 forest_bends.backend("torch", module=".torch_forest")
 
-# Draws of the units of whole trees, given how many each has; without it a tree draws level by level.
+# Draws the units of whole trees, given how many ones each has; without it a tree draws level by level.
 forest_draw = Backends(__name__, "launch_draw")
 forest_draw.backend("triton", module=".triton_draw")

@@ -6,13 +6,12 @@ For independent units of log-odds z, with probabilities :math:`p_i` and :math:`q
     E[(x_i - c_i)(x_j - c_j);\ B = k] = \frac{1}{2\pi} \int_{-\pi}^{\pi} e^{-ikt} \prod_l \varphi_l(t)
     \prod_{l = i, j} \frac{E[(x_l - c_l)\, e^{itx_l}]}{\varphi_l(t)} \,dt .
 
-The integrand is periodic, so that N equidistant nodes are exact but for counts that differ from k by N or more; and it
-decays as :math:`|\prod_l \varphi_l| \le \exp(-2 s^2 \sin^2(t / 2))`, with s the standard deviation of the count. With z
+The integrand is periodic, so N equidistant nodes are exact except for counts that differ from k by N or more. It decays
+as :math:`|\prod_l \varphi_l| \le \exp(-2 s^2 \sin^2(t / 2))`, where s is the standard deviation of the count. If z is
 such that the expected count is k, ``NODES`` nodes are therefore enough for rows of any length, and all pairs are one
-product of matrices: O(n²). For several totals, :math:`e^{-ikt}` gives way to the sum of theirs with their weights, and
-the nodes are twice as many, so that none of the counts stands for another one. Its terms are of the order of the
-result, so that the relative error is some eps, unless what the two units do leaves to the others a count far from what
-is expected.
+product of matrices: O(n²). For several totals, :math:`e^{-ikt}` is replaced by a weighted sum, and there are twice as
+many nodes, so that none of the counts is confused with another. The terms are of the order of the result, so the
+relative error is a few eps, unless the values of the two units leave the others a count far from the expected one.
 """
 
 import math
@@ -26,12 +25,12 @@ from khot._validation import can_look
 from ..threshold import solve_threshold
 from .range_tree import Totals
 
-DEPTH = -math.log(1e-18)  # what nodes leave out is e^-DEPTH
-NODES = 31  # with t >= 0 that are enough whatever the deviation: about 15 + 20 / s, or all of them in rows with s < 5
+DEPTH = -math.log(1e-18)  # the nodes leave out e^-DEPTH
+NODES = 31  # with t >= 0, enough for any deviation: about 15 + 20 / s, or all of them in rows with s < 5
 
 
 class Complex(NamedTuple):
-    """Complex numbers whose two parts are tensors: all derivatives of these are as they are elsewhere."""
+    """Complex numbers as two real tensors, so that all derivatives are those of real operations."""
 
     real: Tensor
     imag: Tensor
@@ -42,24 +41,24 @@ class Complex(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """Of a rule for the integral over t."""
+    """The nodes of a rule for the integral over t."""
 
     cos: Tensor  # (*batch, 1, nodes), of t
     sin: Tensor
-    weight: Complex  # (*batch, nodes), exp(-ikt) times the weight in the integral; 0 for nodes without use
+    weight: Complex  # (*batch, nodes), exp(-ikt) times the weight in the integral; 0 for unused nodes
 
 
 def nodes_of_count(
     variance: Tensor, k: Tensor, n: int, turns: Tensor | None = None, totals: Totals | None = None
 ) -> Nodes:
-    """Nodes on the half circle, which stand for their conjugates too, for counts of n units with this variance.
+    """Nodes on the half circle, which also represent their conjugates, for counts of n units with this variance.
 
-    ``turns`` are those of ``exp(-it)`` in the weights, if not k, where some of what is counted is left out.
+    ``turns`` replaces k in ``exp(-ikt)``, if some of what is counted is left out.
     """
-    radius = DEPTH / 3 + (DEPTH**2 / 9 + 2 * DEPTH * variance).sqrt()  # Bernstein: |B - k| beyond has e^-DEPTH
+    radius = DEPTH / 3 + (DEPTH**2 / 9 + 2 * DEPTH * variance).sqrt()  # Bernstein: |B - k| exceeds it with e^-DEPTH
     radius = radius.minimum(torch.maximum(k, n - k))
     last = (radius / 2 if totals is None else radius).ceil()[..., None]
-    step = 2 * math.pi / (2 * last + 1)  # an odd number of them: t = pi, where phi may vanish, is no node
+    step = 2 * math.pi / (2 * last + 1)  # an odd number of nodes: t = pi, where phi may vanish, is not among them
     nodes = min(NODES, n // 2 + 1) if totals is None else min(2 * NODES, n + 1)
     if variance.numel() and can_look(variance):
         end = 2 * (0.5 * DEPTH / variance).sqrt().clamp(max=1.0).asin()[..., None]  # where the integrand has decayed
@@ -76,7 +75,7 @@ def nodes_of_count(
 
 
 def _sum_of_totals(index: Tensor, k: Tensor, last: Tensor, step: Tensor, totals: Totals, n: int) -> Complex:
-    """The sum of ``w_c exp(-ict)`` over the totals c that are no further from k than ``last``, ``(*batch, nodes)``."""
+    """The sum of ``w_c exp(-ict)`` over the totals c at most ``last`` away from k, ``(*batch, nodes)``."""
     widest = int(last.max()) if last.numel() and can_look(last) else n
     away = torch.arange(-widest, widest + 1, device=k.device).view(-1, *(1,) * k.dim())
     weight = totals.weights(k + away, k).masked_fill(away.abs() > last.squeeze(-1), 0.0)[..., None]
@@ -85,7 +84,7 @@ def _sum_of_totals(index: Tensor, k: Tensor, last: Tensor, step: Tensor, totals:
 
 
 def _product(x: Complex) -> Complex:
-    """Of numbers ``(*batch, n, nodes)`` along n."""
+    """The product of numbers ``(*batch, n, nodes)`` along n."""
     while x.real.shape[-2] > 1:
         half = x.real.shape[-2] // 2
         first, second, rest = (Complex(*(v[..., part, :] for v in x)) for part in _thirds(half))
@@ -100,12 +99,12 @@ def _thirds(half: int) -> tuple[slice, slice, slice]:
 
 
 class Factors(NamedTuple):
-    """A covariance matrix, off its diagonal the product ``left @ right.mT`` and on it the variance."""
+    """A covariance matrix: off its diagonal the product ``left @ right.mT``, on the diagonal the variance."""
 
     left: Tensor  # (*batch, n, 2 nodes)
     right: Tensor
     variance: Tensor  # (*batch, n)
-    scale: Tensor  # (*batch, n): the error of an entry is some eps times those of its two units
+    scale: Tensor  # (*batch, n): the error of an entry is a few eps times the scales of its two units
 
     def dense(self) -> Tensor:
         """The matrix ``(*batch, n, n)``."""
@@ -126,9 +125,9 @@ def factors(
     Args:
         logits: Float64 log-odds ``(*batch, n)``, which may be infinite.
         k: Integers ``(*batch,)``.
-        log_odds: Those of the inclusion probabilities; only their values are used.
-        balanced: Whether the expected count is about k for the logits as they are.
-        totals: The counts given which the covariance is wanted, ``(*batch,)``, if there are more than k.
+        log_odds: The log-odds of the inclusion probabilities; only their values are used.
+        balanced: Whether the expected count of the logits is already about k.
+        totals: The counts given which the covariance is computed, ``(*batch,)``, if there are more than k.
     """
     n, certain = logits.shape[-1], (logits == torch.inf).sum(-1)
     low, high = (k, k) if totals is None else (totals.first, totals.last)
@@ -145,7 +144,7 @@ def factors(
     nodes = nodes_of_count(pq.detach().sum((-1, -2)), k, n, totals=totals)
     law = _product(Complex(q + p * nodes.cos, p * nodes.sin)).times(nodes.weight)
     law = Complex(*(v / law.real.sum(-1, keepdim=True) for v in law))  # the real parts summed to P(B = k)
-    # E[(x_i - pi_i) e^{it x_i}] / phi_i, times the conjugate of phi_i above and below.
+    # E[(x_i - pi_i) e^{it x_i}] / phi_i, with numerator and denominator multiplied by the conjugate of phi_i.
     mean, rest = mean[..., None], rest[..., None]
     size = 1 / (1 - 2 * pq * (1 - nodes.cos))
     real = (p * p * rest - q * q * mean + pq * (rest - mean) * nodes.cos) * size

@@ -1,16 +1,17 @@
 r"""The lowest levels of the product tree as one operation, for which accelerators have a fused kernel.
 
-The n units are cut into trees of ``2**levels`` neighbours, the last with the rest. The root of a tree is the law of its
-count, up to ``bound``; of a single tree that holds all units only the entry k is kept. The roots F are multilinear in
-the leaves x. With cotangents g of them and tangents u of the leaves, three operations are closed under derivatives:
+The n units are split into trees of ``2**levels`` neighbours; the last tree has the rest. The root of a tree is the law
+of its count, up to ``bound``; if a single tree holds all units, only the entry k is kept. The roots F are multilinear
+in the leaves x. With cotangents g of the roots and tangents u of the leaves, three operations are closed under
+derivatives:
 
 * ``roots``: F;
-* ``outsides``: :math:`O = J_F(x)^T g`, the derivative of :math:`\langle g, F \rangle` by the leaves;
-* ``bends``: the tangents along u of both, :math:`J_F(x) u` and :math:`\partial_u O`, which are the derivatives of
-  :math:`\langle u, O \rangle` by g and by x.
+* ``outsides``: :math:`O = J_F(x)^T g`, the derivative of :math:`\langle g, F \rangle` with respect to the leaves;
+* ``bends``: the tangents of both along u, :math:`J_F(x) u` and :math:`\partial_u O`, which are the derivatives of
+  :math:`\langle u, O \rangle` with respect to g and x.
 
-Saved for backward: the arguments; the kernel makes the levels again. Derivatives of ``bends`` go through the torch
-version, which defines all of it by :func:`khot.kernels.count.pairs.merge`.
+The arguments are saved for the backward pass, in which the kernel computes the levels again. Derivatives of ``bends``
+use the torch version, which defines all of this in terms of :func:`khot.kernels.count.pairs.merge`.
 """
 
 from collections.abc import Callable
@@ -27,9 +28,9 @@ from .torch_forest import bends_reference
 
 
 def forest_levels(leaf: Tensor, widest: int) -> int:
-    """How many levels over the leaves ``(2, n, R)`` these operations make: all, or in a long row up to ``widest``.
+    """How many levels over the leaves ``(2, n, R)`` these operations compute: all, or in a long row up to ``widest``.
 
-    A single tree has just as many levels as it needs; the kernel relies on that.
+    A single tree has exactly as many levels as it needs; the kernel relies on that.
     """
     n = leaf.shape[1]
     if n < 2 or leaf.dtype != torch.float64 or not forest_roots.is_fused(leaf):
@@ -151,7 +152,7 @@ def _bends_jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> tuple[Tensor, T
     *inputs, k = saved
     leaf, (*plan, with_roots) = inputs[0], ctx.plan
     zeros = leaf.new_zeros(roots_shape(leaf, *plan) if with_roots else 0), torch.zeros_like(leaf)
-    # The transposed map is linear, and its own derivative transposed: torch.func.jvp does not nest in other modes.
+    # The transposed map is linear, so its derivative is transposed again: torch.func.jvp does not nest in other modes.
     return torch.func.vjp(_transposed(ctx.plan, k, inputs), *zeros)[1](tangents[:3])
 
 
@@ -161,12 +162,12 @@ _apply_bends = with_forward_mode(_Bends, _bends_jvp)
 
 
 def roots(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
-    """From leaves ``(2, n, R)`` and k ``(R,)`` to ``(counts, trees, R)``, ``(1, 1, R)`` of a single tree."""
+    """From leaves ``(2, n, R)`` and k ``(R,)`` to ``(counts, trees, R)``, or to ``(1, 1, R)`` for a single tree."""
     return _apply_roots(leaf, k, bound, levels)
 
 
 def outsides(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
-    """The derivative of ``(g * roots).sum()`` by the leaves ``(2, n, R)``."""
+    """The derivative of ``(g * roots).sum()`` with respect to the leaves ``(2, n, R)``."""
     return _apply_outsides(leaf, g, k, bound, levels)
 
 

@@ -1,14 +1,14 @@
-r"""A product tree that is made once, and what follows from it with derivatives: made, too, from the tree that is there.
+r"""A product tree that is built once, and its results with derivatives, which are computed from the same tree.
 
-With :math:`P = P(\text{total} = k)`, a multilinear function of the leaves x, a tree gives P itself and the *outside* of
+For :math:`P = P(\text{total} = k)`, a multilinear function of the leaves x, a tree gives P itself and the *outside* of
 the leaves, :math:`O = \nabla P`. Their derivatives are again such results,
 
 .. math:: dP = \langle O, dx \rangle, \qquad dO = \nabla^2 P \, dx,
 
-the second one by a pass upwards and downwards through the same tree (:meth:`KeptTree.bend`), and as :math:`\nabla^2 P`
-is symmetric that is its transpose, too. So a graph of autograd holds the leaves and the tree, numbers without a
-gradient: a backward pass uses up nothing that another result of the tree needs. Derivatives of higher order come from
-a tree that is made anew of the leaves, in differentiable operations.
+the second one by a pass upwards and downwards through the same tree (:meth:`KeptTree.bend`). As :math:`\nabla^2 P` is
+symmetric, this is also its transpose. So an autograd graph holds only the leaves and the tree, numbers without a
+gradient, and a backward pass frees nothing that another result of the tree needs. Derivatives of higher order come from
+a new tree, built from the leaves in differentiable operations.
 """
 
 from typing import Any
@@ -33,17 +33,17 @@ class KeptTree(ProductTree):
         self._of_levels: list[Tensor] | None = None
 
     def anew(self, leaf: Tensor) -> "KeptTree":
-        """The same tree, whose results are differentiable in the leaf."""
+        """A new tree of the same kind, whose results are differentiable in the leaf."""
         return KeptTree(leaf, self.k, self.bound)
 
     def leaf_outside(self) -> Tensor:
-        """As of any tree; not to be written into."""
+        """As for any tree; must not be written to."""
         if self._of_leaves is None:
             self._of_leaves = super().leaf_outside()
         return self._of_leaves
 
     def levels_outside(self) -> list[Tensor]:
-        """The outsides of the levels that are made of pairs, from the root downwards; those of the leaves besides."""
+        """The outsides of the levels that are made of pairs, from the root downwards, and those of the leaves."""
         if self._of_levels is None:
             g, levels = self._root_outside(), []
             for x, level in zip(reversed(self.pairs), reversed(self.plan), strict=True):
@@ -55,7 +55,7 @@ class KeptTree(ProductTree):
     def bend(self, u: Tensor) -> Tensor:
         """The derivative of the outside of the leaves along a change ``u`` of the leaves, both ``(2, n, R)``.
 
-        In operations that torch.autograd knows how to do for many cotangents at once, such as ``reshape``.
+        It only uses operations that torch.autograd can batch over many cotangents, such as ``reshape``.
         """
         bent = []
         for x, level in zip(self.pairs, self.plan, strict=True):
@@ -98,8 +98,8 @@ class _Probability(Function):
 class _LeafOutside(Function):
     @staticmethod
     def forward(leaf: Tensor, tree: KeptTree) -> Tensor:
-        tree.levels_outside()  # which the derivative needs
-        return tree.leaf_outside().clone()  # as the result becomes part of a graph
+        tree.levels_outside()  # the derivative needs them
+        return tree.leaf_outside().clone()  # the result becomes part of a graph
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -134,7 +134,7 @@ def probability(leaf: Tensor, tree: ProductTree) -> Tensor:
 
 
 def leaf_outside(leaf: Tensor, tree: ProductTree) -> Tensor:
-    """P(total = k | unit = 0) and P(total = k | unit = 1), ``(2, n, R)``, likewise; not to be written into."""
+    """P(total = k | unit = 0) and P(total = k | unit = 1), ``(2, n, R)``, likewise; must not be written to."""
     if leaf is tree.leaf or not isinstance(tree, KeptTree):
         return tree.leaf_outside()
     return _apply_leaf_outside(leaf, tree)

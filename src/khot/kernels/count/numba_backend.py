@@ -1,4 +1,4 @@
-"""Units given their count, with draws and derivatives, in numba: by recursions over the units of a row, or by nodes."""
+"""Units given their count, with draws and derivatives, in numba, by recursions over the units of a row or by nodes."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -19,19 +19,19 @@ from .numba_recursion import ONE, U, chances, clip_rare, copy_row, fill, plan, t
 from .numba_row import count_law, probabilities, times_covariance, workplace
 
 TINY = np.finfo(np.float64).tiny  # as in small_numbers
-ROW_TASKS = 16  # rows that are enough for all threads; the draws of fewer are shared out
+ROW_TASKS = 16  # rows that keep all threads busy; with fewer rows their draws are distributed
 DRAWS_A_TASK = 64
-CLOSE_MEAN = 0.25  # how far the expected number of ones may be from k: a window of a recursion is sure below 1/2
-SURE = 1e-3  # P(B = k) from which on fates that are rarer than all that is left out do not count
-FAR = 200.0  # e^-100 is nothing beside 1
+CLOSE_MEAN = 0.25  # largest distance of the expected number of ones from k; windows of a recursion need less than 1/2
+SURE = 1e-3  # P(B = k) above which fates that are rarer than everything that is left out do not count
+FAR = 200.0  # e^-100 is negligible compared with 1
 LOGISTIC_MASK = LOGISTIC.key, "mask", "temperature", False
 
 
 def with_tilts(loop: Callable[[Tensor, Tensor, tuple[Any, Any], float], bool], logits: Tensor, k: Tensor) -> None:
-    """Calls a loop of rows, their thresholds and how far the expected number of ones may be from k.
+    """Calls a loop with rows, their thresholds and how far the expected number of ones may be from k.
 
-    It tells whether it has left rows. A tilt takes few digits: those of float32 logits will do, except for rows of
-    large numbers.
+    The loop returns whether it has left rows. A tilt needs few digits: those of float32 logits are enough, except for
+    rows of large numbers.
     """
     if loop(logits, k, _thresholds(logits.float(), k), CLOSE_MEAN):
         loop(logits, k, _thresholds(logits, k), np.inf)
@@ -47,7 +47,7 @@ def _thresholds(logits: Tensor, k: Tensor) -> tuple[Any, Any]:
 
 @inlined
 def tilt_of(anchors, offsets, r):
-    """Anchor and offset of a row, without what is nothing beside 1."""
+    """Anchor and offset of a row, without parts that are negligible compared with 1."""
     return anchors[r], min(max(-offsets[r], -FAR), FAR)
 
 
@@ -89,7 +89,7 @@ def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 
 @per_row
 def _changes(p, q, g, complement, inclusion, log_odds, t):
-    """Writes how much each p grows along the cotangents: less a multiple of pq, which changes no conditional law."""
+    """Writes how much each p grows along the cotangents, minus a multiple of pq, which changes no conditional law."""
     total = scale = 0.0
     for i in range(p.shape[0]):
         if not log_odds:
@@ -185,7 +185,7 @@ def _draw_tasks(
 
 
 def draw_parts(rows: int, draws: int) -> int:
-    """In how many parts the draws of a row are made, each of which makes the table of the row."""
+    """The number of parts into which the draws of a row are split; each part builds the table of the row."""
     return 1 if rows >= ROW_TASKS else max(1, min(ROW_TASKS, draws // DRAWS_A_TASK))
 
 
@@ -209,7 +209,7 @@ def bernoulli_count_draw(
 
 @per_row
 def _miss(theta, anchor, offset, value):
-    """Sum of ``|z|`` over the units that are not what is likelier; 0 times inf is 0."""
+    """Sum of ``|z|`` over the units whose value is not the likelier one; 0 times inf is 0."""
     total = 0.0
     for i in range(theta.shape[0]):
         z = tilted(theta[i], anchor, offset)

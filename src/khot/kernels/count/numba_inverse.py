@@ -1,18 +1,18 @@
 r"""From inclusion probabilities to the law of units given their count, a row at a time, in numba.
 
-With z the log-odds of independent units, p and q their chances of one and of zero, the log-odds of inclusion given
-B = k are
+With z the log-odds of independent units, and p and q their probabilities of one and of zero, the log-odds of inclusion
+given B = k are
 
 .. math:: a_i = z_i + \log \frac{P(B_{-i} = k - 1)}{P(B_{-i} = k)}
 
-where :math:`B_{-i}` counts the others. An explicit map z = M(a) nearly inverts that. If B has some variance V it is
-nearly normal, and Edgeworth's series gives M to the third power of 1 / V; if it has hardly any, it is nearly the
-difference of two Poisson variables. What the log-odds of inclusion of M(a) lack, r, is added to a, and Anderson's
-method makes a step of the last three: it gains two or three digits with every evaluation, however small V is, where
-Newton's method takes several products with the covariance. (A start from the logits of another known law, such as that
-of which the probabilities are half-way to a draw, is no better than M.)
+where :math:`B_{-i}` counts the others. An explicit map z = M(a) nearly inverts this. If B has some variance V it is
+nearly normal, and Edgeworth's series gives M to the third power of 1 / V; if it has almost none, it is nearly the
+difference of two Poisson variables. The residual r, the distance of the log-odds of inclusion of M(a) from the target,
+is added to a, and Anderson's method combines the last three steps. It gains two or three digits with every evaluation,
+however small V is, whereas Newton's method takes several products with the covariance. (A start from the logits of
+another known law, such as the one from which the probabilities are halfway to a draw, is no better than M.)
 
-All of it stands on :mod:`.numba_row`. Rows that are not solved are left to others.
+Everything builds on :mod:`.numba_row`. Rows that are not solved are left to other code.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -31,9 +31,9 @@ from .numba_systems import product
 from .numba_units import CLOSE, EPS, WORK, balance, guess, rows_of, settle
 
 ACCEPTED = 1e-11  # as in laws.inverse_newton: an error that rounding may leave
-STEPS = 40  # usual are 2 to 8
-INDEPENDENT = 1e-10  # part of a product of squares that makes two steps independent
-MARGIN = 1e3  # by which a predicted error has to be small enough
+STEPS = 40  # 2 to 8 are usual
+INDEPENDENT = 1e-10  # relative to a product of squares, above which two steps are independent
+MARGIN = 1e3  # factor by which a predicted error must be small enough
 
 log = LOG[np.float64]
 
@@ -43,7 +43,7 @@ log = LOG[np.float64]
 
 @summed
 def _compare(target, complement, inclusion, right, variance):
-    """Writes what the log-odds of inclusion lack, and pi (1 - pi); returns the largest lack, and the mean of it."""
+    """Writes the residual of the log-odds of inclusion, and pi (1 - pi); returns its largest entry and its mean."""
     error = weight = mean = 0.0
     for i in range(target.shape[0]):
         lack = target[i] - log(inclusion[i] / complement[i])
@@ -64,7 +64,7 @@ def _largest(x):
 
 @summed
 def _products(weight, first, second, right):
-    """The weighted scalar products that a least-squares fit of ``right`` takes."""
+    """The weighted scalar products for a least-squares fit of ``right``."""
     aa = ab = bb = ar = br = 0.0
     for i in range(right.shape[0]):
         a, b, w = first[i], second[i], weight[i]
@@ -78,7 +78,7 @@ def _products(weight, first, second, right):
 
 @summed
 def _shift_history(right, aim, mean, last_right, last_aim, change, move, older_change, older_move):
-    """Of the last two steps: how r has changed, and a + r."""
+    """Updates the last two steps: the changes of r and of a + r."""
     for i in range(right.shape[0]):
         lack = right[i] - mean
         older_change[i], older_move[i] = change[i], move[i]
@@ -94,7 +94,7 @@ def _combine(last_aim, share, move, older_share, older_move, aim):
 
 @per_row
 def _next_aim(at, right, mean, weight, aim, history):
-    """Anderson's step: a + r, less the part of the last two steps after which r is least."""
+    """Anderson's step: a + r, minus the combination of the last two steps for which r is smallest."""
     last_right, last_aim, change, move, older_change, older_move = history
     _shift_history(right, aim, mean, *history)
     share = older_share = 0.0
@@ -110,14 +110,15 @@ def _next_aim(at, right, mean, weight, aim, history):
 
 @per_row
 def _search(target, k, goal, rows, right, weight, history, work):
-    """Writes the z whose log-odds given B = k are the target, with their chances.
+    """Writes the z whose log-odds given B = k are the target, with their probabilities.
 
     Returns:
-        The error, infinite where it is not found; the law of the count at z if the last is true.
+        The error, infinite if z was not found; the law of the count; and whether that law is the one at z.
     """
     aim, z, p, q, complement, inclusion = rows
     variance = balance(target, k, p, q, 0.0, max(EPS, 1e-3 * goal))
-    aim[:] = target
+    for i in range(aim.shape[0]):  # numba compiles twenty functions more for a copy of a whole array
+        aim[i] = target[i]
     guess(aim, k, variance, p, q, z)
     last, size = np.inf, 1 + _largest(target)
     for at in range(STEPS):
@@ -188,7 +189,7 @@ def _product_rows(begin, end, probs, k, g, goal, found, errors):
             v[i] = g[r, units[i]]
         mean = _mean(p, q, v)
         for i in range(m):
-            v[i] -= mean  # constants change nothing, but take digits
+            v[i] -= mean  # constants change nothing, but cost digits
         product(p, q, v, left, law, work, t, along)
         for i in range(m):
             found[r, units[i]] = along[i]

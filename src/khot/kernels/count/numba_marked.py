@@ -1,7 +1,7 @@
-"""Draws with one marked unit, and their law, by a second table beside that of the count, in numba.
+"""Draws with one marked unit, and their law, with a second table beside that of the count, in numba.
 
-With p = pi, marks have the weight pq for either value of a unit: M, the weight of all marks among the first units with
-their count, is
+With p = pi, marks have the weight pq for either value of a unit. Let M be the weight of all marks among the first
+units, by their count:
 
     M_{i+1}(m) = q_i M_i(m) + p_i M_i(m - 1) + p_i q_i (F_i(m) + F_i(m - 1))
 """
@@ -26,7 +26,7 @@ _log = LOG[np.float64]
 
 @summed
 def _sums(probs):
-    """Of the probabilities and of what their rounding error is spread in proportion to."""
+    """The sum of the probabilities, and of the quantities in proportion to which its rounding error is distributed."""
     total = spread = 0.0
     for i in range(probs.shape[0]):
         total += probs[i]
@@ -41,7 +41,7 @@ def _share(total, spread, k):
 
 @per_row
 def _chances(probs, k, p, q, weight):
-    """Writes the balanced probabilities; whether all of them are numbers, and k is a sum that they can have."""
+    """Writes the balanced probabilities; returns whether all are numbers and k is a possible sum."""
     total, spread = _sums(probs)
     share = _share(total, spread, k)
     for i in range(probs.shape[0]):
@@ -71,7 +71,7 @@ def _marked_rows(from_row, to_row, probs, k, with_slope, balanced, log_total, sl
             with_rows(marked_marks, (n - 1) // length + 1, stride),
         )
         total = climb_along(p, q, weight, weight, k[r], first, last, length, stride, table, marked, marks, marked_marks)
-        log_total[r] = math.log(total if total > 0 else chance)  # in rows without a choice there is nothing to mark
+        log_total[r] = math.log(total if total > 0 else chance)  # rows without a choice have nothing to mark
         if with_slope:
             rest = with_rows(rest, 2, stride)
             descend(p, q, first, last, length, stride, table, marks, rest, complement, inclusion)
@@ -90,7 +90,7 @@ def marked_count(probs: Tensor, k: Tensor, with_slope: bool) -> tuple[Tensor, Te
 
 @summed
 def _score(probs, value):
-    """Log-probability of independent units of these values, and how far these are from the expectation in all."""
+    """Log-probability of independent units with these values, and their total distance from the expectation."""
     score = distance = 0.0
     for i in range(probs.shape[0]):
         chance = probs[i] if value[i] == 1 else 1.0 - probs[i]
@@ -118,7 +118,7 @@ def marked_count_log_prob(balanced: Tensor, log_total: Tensor, value: Tensor) ->
 
 @per_row
 def _pull_through_balance(probs, k, g):
-    """From cotangents of balanced probabilities to those of the given ones, in their place."""
+    """Turns cotangents of balanced probabilities into those of the given ones, in place."""
     total, spread = _sums(probs)
     share = _share(total, spread, k)
     common = 0.0
@@ -162,7 +162,7 @@ def marked_count_log_prob_derivative(
 def _draw_block(table, marked, stride, p, q, weight, first, start, stop, counts, open_, seed, draw, row, unit, out):
     """Draws units ``stop - 1``, ..., ``start`` of many draws.
 
-    ``counts`` are those of the units up to there, and ``open_`` says whether the mark is among them.
+    ``counts`` are those of the units up to there, and ``open_`` tells whether the mark is among them.
     """
     for d in range(counts.shape[0]):
         m, is_open = counts[d], open_[d]

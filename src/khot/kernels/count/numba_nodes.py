@@ -1,23 +1,23 @@
 r"""The characteristic function of the number of ones of independent units, at the nodes of an integral, in numba.
 
-Units of chances :math:`p_i = 1 - q_i`, k of which are expected to be ones, have the characteristic functions
-:math:`\varphi_i(t) = q_i + p_i e^{it}`. With :math:`y_i(t) = (e^{it} - 1) / \varphi_i(t)` at N nodes t, a few of which
+Units with probabilities :math:`p_i = 1 - q_i`, of which k are expected to be ones, have the characteristic functions
+:math:`\varphi_i(t) = q_i + p_i e^{it}`. With :math:`y_i(t) = (e^{it} - 1) / \varphi_i(t)` at N nodes t, of which a few
 are enough, and the mean
 
 .. math:: \langle f \rangle = \operatorname{Re} \sum_t w_t f(t), \qquad
     w_t = \frac{e^{-ikt} \prod_l \varphi_l(t)}{N P(B = k)}, \qquad \delta_i = \langle y_i \rangle,
 
-what belongs to units given B = k are
+the results for units given B = k are
 
 .. math:: \pi_i = p_i (1 + q_i \delta_i), \quad 1 - \pi_i = q_i (1 - p_i \delta_i), \qquad
     C_{ij} = p_i q_i p_j q_j (\langle y_i y_j \rangle - \delta_i \delta_j), \quad i \ne j.
 
-These sums have terms of both signs, but about the mean a single unit says little of B: they take away hardly any
-digits of each other unless B has hardly any variance. Rows of less than ``LEAST``, or that lose digits all the same,
-are left to the recursion.
+These sums have terms of both signs, but near the mean a single unit says little about B, so they lose almost no digits
+unless B has almost no variance. Rows with less than ``LEAST``, and rows that lose digits nevertheless, are left to the
+recursion.
 
-There are two ways to go through the units. Directly, y of all units at all nodes is made anew in each pass. In longer
-rows of more variance :mod:`.numba_series` takes a sum over the nodes for a polynomial of :math:`p_i - q_i`.
+There are two ways to go through the units. Directly, y of all units at all nodes is computed again in each pass. In
+longer rows with more variance, :mod:`.numba_series` writes a sum over the nodes as a polynomial of :math:`p_i - q_i`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -31,18 +31,18 @@ from ..cpu.rows import dot
 from . import numba_series
 from .numba_series import terms_of
 
-DEPTH, NODES = 41.4, 31  # as in .characteristic: nodes of e^-41.4, and how many there are above that at most
-LANES = 4  # nodes are taken by fours
+DEPTH, NODES = 41.4, 31  # as in .characteristic: nodes are cut off at e^-41.4, and there are at most this many
+LANES = 4  # nodes are processed in groups of four
 MOST = 32
 LEAST = 0.25  # variance of B below which rows are left
-LIKELY = 0.25  # P(B = k) times a deviation, of at least a half, is more if the expected number is k
-DIRECT = 64  # units of rows that are not worth a series
+LIKELY = 0.25  # P(B = k) times a deviation of at least a half exceeds this if the expected number is k
+DIRECT = 64  # units of rows that are too short for a series to pay
 BENNETT_STEPS = 3
 
 
 @per_row
 def _radius(variance, depth):
-    """How far B is from its mean with a probability of about e^-depth: by Bennett's inequality."""
+    """The distance of B from its mean that has a probability of about e^-depth, from Bennett's inequality."""
     radius = depth / 3 + math.sqrt(depth * depth / 9 + 2 * depth * variance)  # Bernstein's, which is larger
     for _ in range(BENNETT_STEPS):  # Newton's method from above for a convex function
         log = math.log1p(radius / variance)
@@ -52,9 +52,9 @@ def _radius(variance, depth):
 
 @per_row
 def choose_nodes(variance, k, m, depth, versine, sine, law_real, law_imag):
-    """Writes 1 - cos t, sin t and e^{-ikt} times the weight of the nodes; returns how many there are.
+    """Writes 1 - cos t, sin t and e^{-ikt} times the weight of the nodes; returns the number of nodes.
 
-    Some of no weight fill up what a processor does at once.
+    Nodes of weight 0 are added to fill up the lanes of a processor.
     """
     most = float(max(k, m - k))
     radius = most if most * most <= depth * variance else min(_radius(variance, depth) + 0.5, most)
@@ -90,15 +90,15 @@ def _law_at_nodes(p, versine, sine, law_real, law_imag):
 
 @per_row
 def room():
-    """Of a row, to be used for all: versine and sine of the nodes, real and imaginary part of w, and of a sum."""
+    """Arrays for a row, reused for all: versine and sine of the nodes, real and imaginary part of w, and of a sum."""
     return np.empty((6, MOST))
 
 
 @per_row
 def law_of_count(p, q, k, at, series):
-    """Writes the nodes and w there; returns their number, 0 for a row to be left, that of terms, and P(B = k).
+    """Writes the nodes and w; returns the number of nodes, 0 for a row to be left, the number of terms, and P(B = k).
 
-    ``series`` is from :func:`khot.kernels.count.numba_series.room`; without terms the row is taken directly.
+    ``series`` is from :func:`khot.kernels.count.numba_series.room`; without terms the row is processed directly.
     """
     variance = dot(p, q)
     if not variance >= LEAST:
@@ -109,7 +109,7 @@ def law_of_count(p, q, k, at, series):
         terms = terms_of(variance, float(p.shape[0]), at[0, :nodes])
     if terms:
         numba_series.law_at_nodes(p, q, at[0, :nodes], terms, law_real, law_imag, series)
-        terms = terms_of(variance, 1.0, at[0, :nodes])  # of a unit alone
+        terms = terms_of(variance, 1.0, at[0, :nodes])  # for a single unit
     else:
         _law_at_nodes(p, at[0, :nodes], at[1, :nodes], law_real, law_imag)
     chance = 0.0

@@ -1,21 +1,21 @@
 r"""Laws of the number of ones among the first units, and among the rest, one unit after the other, in numba.
 
-With chances :math:`p_i = \sigma(z_i)`, :math:`q_i = \sigma(-z_i)` and k ones in all,
+With probabilities :math:`p_i = \sigma(z_i)`, :math:`q_i = \sigma(-z_i)` and k ones in all,
 
 .. math:: F_{i+1}(m) = q_i F_i(m) + p_i F_i(m - 1), \qquad B_i(m) = q_i B_{i+1}(m) + p_i B_{i+1}(m + 1),
 
-:math:`F_i(m)` is the probability of m ones among the first i units, :math:`B_i(m)` that of the k - m ones that are left
+:math:`F_i(m)` is the probability of m ones among the first i units, and :math:`B_i(m)` that of the remaining k - m ones
 among the others. All terms are positive: every entry keeps its relative accuracy.
 
-Of a count only a window is kept. Left out is what k - m or m ones would need, among the others or the first, beyond
-``TAIL``: by Bernstein's inequality with the smaller of the two variances, beside P(B = k), which is about one over the
-standard deviation of the sum if its mean is k. A row where it is not, as nothing could be solved for, has windows that
-leave out nothing.
+Only a window of counts is kept. A count is left out if k - m ones among the others, or m among the first, lie beyond
+``TAIL``: by Bernstein's inequality with the smaller of the two variances, compared with P(B = k), which is about one
+over the standard deviation of the sum if its mean is k. A row for which this does not hold, because no tilt was found,
+has windows that leave out nothing.
 
-A table has a row for every number of units, all of them in one array: as wide as the widest window and two zeros wider,
-one before the window and one after it. Only some rows are kept of a long table, those between are made again on the way
-back: what is made of a row of logits fits into a processor's cache. Indices are unsigned, as with others every access
-would ask whether it counts from the end.
+A table has a row for every number of units, all of them in one array. Each row is as wide as the widest window and two
+zeros, one before the window and one after it. In a long table only some rows are kept, and those in between are
+computed again on the way back, so that the data of a row of logits fit into a processor's cache. Indices are unsigned;
+with signed ones, every access would test whether it counts from the end.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -27,11 +27,11 @@ import numpy as np
 from ..cpu.loops import inlined, inlined_sum, per_row, summed
 from ..cpu.maths import EXP
 
-LIKELY = 1e-6  # P(B = k) is more than that, if the expected number is k, up to 10^11 units
-LOG_TAIL, RARE = 46.0, 1e-20  # -log of 1e-20, and that
-ALIKE = 8  # units whose windows have one radius
+LIKELY = 1e-6  # P(B = k) exceeds this if the expected number is k, up to 10^11 units
+LOG_TAIL, RARE = 46.0, 1e-20  # -log of 1e-20, and 1e-20
+ALIKE = 8  # units whose windows have the same radius
 SHORT = 32  # units of a row whose windows leave out nothing
-FACTORS = 512  # numbers of at least a half whose product is a normal number
+FACTORS = 512  # this many numbers of at least a half have a product that is a normal number
 WHOLE_TABLE = 2**16  # entries of a table that is kept whole
 
 U = np.uint64
@@ -41,12 +41,12 @@ _exp = EXP[np.float64]
 
 @inlined
 def tilted(theta, anchor, offset):
-    return (theta - anchor) + offset  # not to be reordered
+    return (theta - anchor) + offset  # must not be reordered
 
 
 @summed
 def _fates(theta, anchor, offset, p, q):
-    """Writes the chances of one and of zero; the result is the product of the larger ones."""
+    """Writes the probabilities of one and of zero; returns the product of the larger ones."""
     product = 1.0
     for i in range(theta.shape[0]):
         e = _exp(-abs(tilted(theta[i], anchor, offset)))
@@ -61,7 +61,7 @@ def _fates(theta, anchor, offset, p, q):
 
 @per_row
 def chances(theta, anchor, offset, p, q):
-    """Writes the chances of one and of zero; the result is the sum of ``log(1 + e^-|z|)``."""
+    """Writes the probabilities of one and of zero; returns the sum of ``log(1 + e^-|z|)``."""
     total = 0.0
     for start in range(0, theta.shape[0], FACTORS):
         stop = min(start + FACTORS, theta.shape[0])
@@ -71,7 +71,7 @@ def chances(theta, anchor, offset, p, q):
 
 @per_row
 def clip_rare(p, q):
-    """Makes certain what is nearly so, whose powers are subnormal numbers, on which a processor takes its time."""
+    """Makes nearly certain units certain, since their powers are subnormal numbers, which are slow on a processor."""
     for i in range(p.shape[0]):
         if p[i] < RARE:
             p[i], q[i] = 0.0, 1.0
@@ -81,7 +81,7 @@ def clip_rare(p, q):
 
 @per_row
 def windows(p, q, k, whole, first, last):
-    """Writes the least and the largest count that is kept of the first 0, ..., n units; returns the widest width.
+    """Writes the smallest and the largest kept count of the first 0, ..., n units; returns the largest width.
 
     Both grow by 0 or 1 from unit to unit.
     """
@@ -110,13 +110,13 @@ def windows(p, q, k, whole, first, last):
 
 @inlined
 def block_length(n, width):
-    """Units whose rows of a table are made at a time."""
+    """Units whose rows of a table are computed at a time."""
     return n if n * (width + 2) <= WHOLE_TABLE else int(math.sqrt(n)) + 1
 
 
 @inlined
 def mixed(source, at, target, to, a, b, width):
-    """Writes ``a source[j] + b source[j + 1]``: one unit more, of the first or of the others; zeros around it."""
+    """Writes ``a source[j] + b source[j + 1]``: adds one unit to the first or to the others, with zeros around it."""
     for j in range(width):
         target[to + j] = a * source[at + j] + b * source[at + j + ONE]
     target[to - ONE] = target[to + width] = 0.0
@@ -124,9 +124,9 @@ def mixed(source, at, target, to, a, b, width):
 
 @inlined
 def mixed_along(source, bent, at, target, to, a, b, s, t, width):
-    """:func:`mixed` of ``bent``, plus that of the source with s and t for a and b.
+    """:func:`mixed` of ``bent``, plus that of the source with s and t in place of a and b.
 
-    With s = -t that is the derivative of :func:`mixed` as a grows and b falls by s, and ``bent`` changes the source.
+    With s = -t this is the derivative of :func:`mixed` when a grows and b falls by s, and ``bent`` changes the source.
     """
     for j in range(width):
         here, next_ = at + j, at + j + ONE
@@ -151,13 +151,13 @@ def width_of(first, last, i):
 
 @inlined
 def shift_of(first, i):
-    """Whether the window of one unit more begins later, 0 or 1."""
+    """By how much the window of one more unit begins later, 0 or 1."""
     return U(first[i + 1] - first[i])
 
 
 @per_row
 def fill(table, stride, p, q, first, last, start, stop):
-    """Makes the rows of units start + 1, ..., stop of a table whose first row is that of ``start``."""
+    """Computes the rows of units start + 1, ..., stop of a table whose first row is that of ``start``."""
     at = ONE
     for i in range(start, stop):
         mixed(table, at + shift_of(first, i) - ONE, table, at + stride, p[i], q[i], width_of(first, last, i + 1))
@@ -166,7 +166,7 @@ def fill(table, stride, p, q, first, last, start, stop):
 
 @per_row
 def fill_along(table, bent, stride, p, q, s, t, first, last, start, stop):
-    """:func:`fill` of ``bent`` beside a table that is filled, as in :func:`mixed_along`."""
+    """:func:`fill` of ``bent`` beside a table that is already filled, as in :func:`mixed_along`."""
     at = ONE
     for i in range(start, stop):
         source, width = at + shift_of(first, i) - ONE, width_of(first, last, i + 1)
@@ -189,7 +189,7 @@ def copy_row(source, at, target, to, stride):
 
 @per_row
 def climb(p, q, k, first, last, length, stride, table, marks):
-    """Makes the table, block by block, and keeps the first row of each; returns P(B = k)."""
+    """Computes the table, block by block, and keeps the first row of each block; returns P(B = k)."""
     n = p.shape[0]
     begin(table, U(0), 1.0)
     for start in range(0, n, length):
@@ -205,7 +205,7 @@ def climb(p, q, k, first, last, length, stride, table, marks):
 
 @per_row
 def climb_along(p, q, s, t, k, first, last, length, stride, table, bent, marks, bent_marks):
-    """:func:`climb` of ``bent`` beside the table that is made, as in :func:`mixed_along`."""
+    """:func:`climb` of ``bent`` beside the table that is computed, as in :func:`mixed_along`."""
     n = p.shape[0]
     begin(bent, U(0), 0.0)
     for start in range(0, n, length):
@@ -222,16 +222,16 @@ def climb_along(p, q, s, t, k, first, last, length, stride, table, bent, marks, 
 
 @inlined
 def with_rows(x, rows, stride):
-    """The array, or a larger one."""
+    """The array, or a larger one if it has too few rows."""
     return x if x.size >= rows * np.int64(stride) else np.empty(rows * np.int64(stride))
 
 
 @per_row
 def plan(p, q, k, first, last, table, marks):
-    """Lays the windows of a row and makes its table; both arrays are new if they are too small.
+    """Computes the windows of a row and its table; both arrays are replaced if they are too small.
 
     Returns:
-        P(B = k), units of a block, width of a row of the table, and the two arrays.
+        P(B = k), the number of units of a block, the width of a row of the table, and the two arrays.
     """
     n = p.shape[0]
     chance, length, stride = 0.0, n, U(0)
@@ -248,7 +248,7 @@ def plan(p, q, k, first, last, table, marks):
 
 @per_row
 def descend(p, q, first, last, length, stride, table, marks, rest, complement, inclusion):
-    """Writes the probabilities, unit by unit from the last one, with the law of what is left for those behind it."""
+    """Writes the probabilities, unit by unit from the last one, with the law of the rest for the units behind it."""
     n = p.shape[0]
     above, below = U(0), stride
     begin(rest, above, 1.0)
@@ -270,7 +270,7 @@ def descend(p, q, first, last, length, stride, table, marks, rest, complement, i
 def descend_along(
     p, q, t, minus_t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result
 ):
-    """Writes the derivative of <x, v> given B = k, with that of the tables and of what is left."""
+    """Writes the derivative of <x, v> given B = k, with those of the tables and of the rest."""
     n = p.shape[0]
     above, below = U(0), stride
     begin(rest, above, 1.0)

@@ -1,6 +1,6 @@
-"""What a row of units is given its count, and products with their covariance, in numba: by nodes or by the recursion.
+"""Results for a row of units given its count, and products with their covariance, in numba, by nodes or by recursion.
 
-A row is done by the nodes of :mod:`.numba_nodes` if these keep all digits, and by :mod:`.numba_recursion` else.
+A row uses the nodes of :mod:`.numba_nodes` if these keep all digits, and :mod:`.numba_recursion` otherwise.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -17,7 +17,7 @@ from .numba_recursion import WHOLE_TABLE, U, climb_along, descend, descend_along
 
 @inlined
 def _table_size(n):
-    """Numbers of the largest table that a row of n units may need."""
+    """The size of the largest table that a row of n units may need."""
     return min((n + 1) * (n + 3), WHOLE_TABLE + (int(math.sqrt(n)) + 3) * (n + 3))
 
 
@@ -33,11 +33,10 @@ def workplace(n):
 
 @per_row
 def count_law(p, q, k, work):
-    """The law of the count of units of these chances, k of which are about what is expected.
+    """The law of the count of units with these probabilities, of which about k are expected to be ones.
 
-    Returns:
-        P(B = k); the numbers of nodes and of terms, 0 in rows that the recursion takes; for these the units of a block
-        of its table, and how wide that is.
+    Returns: P(B = k); the numbers of nodes and of terms, 0 in rows that the recursion takes; and for these the number
+        of units of a block of its table, and its width.
     """
     nodes, terms, chance = law_of_count(p, q, k, *work[0])
     if nodes:
@@ -49,7 +48,7 @@ def count_law(p, q, k, work):
 
 @per_row
 def probabilities(p, q, law, work, complement, inclusion):
-    """Writes what the chances of units are given the count."""
+    """Writes the probabilities of units given the count."""
     _, nodes, terms, length, stride = law
     if nodes:
         given_count(p, q, nodes, terms, *work[0], complement, inclusion)

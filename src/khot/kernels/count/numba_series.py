@@ -5,11 +5,11 @@ In the notation of :mod:`.numba_nodes`, with :math:`u = \tan(t/4)` and Chebyshev
 .. math:: \log\varphi_i &= \frac{it}{2} + 2 \log\cos\frac t4 - 2 \sum_{m \ge 1} \frac{(-iu)^m}{m}\, T_m(\lambda_i), \\
     y_i &= 2i \sin\frac t2 \Big(1 + 2 \sum_{m \ge 1} (-iu)^m\, T_m(\lambda_i)\Big),
 
-the generating functions of :math:`T_m`. Nodes far out, where u is near 1, have no weight if B has some variance, so
-that some 20 to 40 terms are enough. Then :math:`\sum_i a_i T_m(\lambda_i)` is all that nodes see of the units, and
-:math:`\delta_i` or :math:`\langle Y y_i \rangle` is the value of a polynomial at :math:`\lambda_i`: a term of a unit is
-one multiplication and addition, where a node of a unit is a division and ten of them. As :math:`y_i^2` is
-:math:`-2\, dy_i / d\lambda_i`, its mean is a polynomial, too.
+from the generating functions of :math:`T_m`. Distant nodes, for which u is near 1, have no weight if B has some
+variance, so some 20 to 40 terms are enough. Then nodes depend on the units only through
+:math:`\sum_i a_i T_m(\lambda_i)`, and :math:`\delta_i` or :math:`\langle Y y_i \rangle` is the value of a polynomial at
+:math:`\lambda_i`: a term of a unit takes one multiplication and addition, whereas a node of a unit takes a division and
+ten of them. As :math:`y_i^2` is :math:`-2\, dy_i / d\lambda_i`, its mean is a polynomial, too.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -21,19 +21,19 @@ import numpy as np
 from ..cpu.loops import per_row, summed
 
 TERMS = 48  # at most
-DIGITS = 37.0  # terms of e^-37 are left out, beside the largest
-BLOCK = 256  # units taken through all terms at a time, in the first cache of a processor
+DIGITS = 37.0  # terms below e^-37 of the largest are left out
+BLOCK = 256  # units that go through all terms at a time, in the first-level cache of a processor
 
 
 @per_row
 def room():
-    """Of a row, to be used for all: sums or coefficients, two rows of powers of -iu, and a block of units."""
+    """Arrays for a row, reused for all: sums or coefficients, two rows of powers of -iu, and a block of units."""
     return np.empty((6, max(TERMS + 3, BLOCK)))
 
 
 @per_row
 def terms_of(variance, size, versine):
-    """How many terms are enough at nodes of these 1 - cos t, for sums of this size; 0 for too many."""
+    """The number of terms needed at nodes with these 1 - cos t, for sums of this size; 0 if there are too many."""
     terms, digits = 8, DIGITS + math.log(size)
     for j in range(1, versine.shape[0]):
         depth = digits - variance * versine[j]
@@ -41,13 +41,13 @@ def terms_of(variance, size, versine):
             half_sin = math.sqrt(versine[j] / 2)
             half_cos = math.sqrt(max(1 - versine[j] / 2, 0.0))
             terms = max(terms, 1 + math.ceil(-depth / math.log(half_sin / (1 + half_cos))))
-    terms = (terms + 2) // 4 * 4 + 1  # all powers of i come in turns
+    terms = (terms + 2) // 4 * 4 + 1  # a whole number of cycles through the powers of i
     return terms if terms <= TERMS + 1 else 0
 
 
 @summed
 def _begin(p, q, lean, first, second):
-    """From weights to these times lambda, or from T_0 to T_1; returns the sums of both."""
+    """From weights to weights times lambda, or from T_0 to T_1; returns the sums of both."""
     total = moment = 0.0
     for i in range(p.shape[0]):
         lean[i] = p[i] - q[i]
@@ -59,7 +59,7 @@ def _begin(p, q, lean, first, second):
 
 @summed
 def _next(lean, first, second):
-    """From T_{m-1} and T_m to T_{m+1} in place of the former; returns its sum."""
+    """From T_{m-1} and T_m to T_{m+1}, which replaces the former; returns its sum."""
     total = 0.0
     for i in range(lean.shape[0]):
         first[i] = 2 * lean[i] * second[i] - first[i]
@@ -120,12 +120,12 @@ def law_at_nodes(p, q, versine, terms, law_real, law_imag, series):
 
 @per_row
 def _coefficients(versine, real, imag, terms, out):
-    """Writes those of <Y y> as a polynomial of lambda, for w Y of these real and imaginary parts."""
+    """Writes the coefficients of <Y y> as a polynomial of lambda, for w Y with these real and imaginary parts."""
     for m in range(terms):
         out[m] = 0.0
     for j in range(versine.shape[0]):
         sine, _, u = _angles(versine[j])
-        # Re of (real + i imag) 2i sin (-iu)^m is -imag, real, imag, -real in turns, times 2 sin u^m.
+        # Re of (real + i imag) 2i sin (-iu)^m cycles through -imag, real, imag, -real, times 2 sin u^m.
         a, b, power = -2 * sine * imag[j], 2 * sine * real[j], 2 * u
         out[0] += a
         for m in range(1, terms, 4):
@@ -156,7 +156,7 @@ def _lean(p, q, lean, first, second):
 
 @summed
 def _clenshaw(lean, first, second, coefficient):
-    """From b_{m+1} and b_{m+2} to b_m in place of the latter."""
+    """From b_{m+1} and b_{m+2} to b_m, which replaces the latter."""
     for i in range(lean.shape[0]):
         second[i] = 2 * lean[i] * first[i] - second[i] + coefficient
 

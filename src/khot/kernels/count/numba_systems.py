@@ -1,7 +1,7 @@
 r"""Systems in the covariance C of units given their count, by conjugate gradients, in numba.
 
-C is the Laplacian of a graph: its rows sum to 0. A product with it takes O(n) time a node or a count, see
-:mod:`.numba_row`. Rows that are not solved are left to others.
+C is the Laplacian of a graph: its rows sum to 0. A product with it takes O(n) time per node or count, see
+:mod:`.numba_row`. Rows that are not solved are left to other code.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,13 +16,13 @@ from .numba_row import count_law, probabilities, times_covariance, workplace
 from .numba_units import CLOSE, WORK, balance, gather, rows_of
 
 LARGEST = np.finfo(np.float64).max
-CG_STEPS = 100  # usual are 3 to 10
+CG_STEPS = 100  # 3 to 10 are usual
 SMALL, NEGLIGIBLE = 1e-3, 1e-20  # parts of the variance, as in laws.inverse_newton
 
 
 @summed
 def _precondition(residual, inverse, total, out):
-    """Writes D^{-1} r, less its mean weighted by D, which is the mean of r; returns the product of the two."""
+    """Writes D^{-1} r minus its mean weighted by D, which is the mean of r; returns the product of the two."""
     mean = size = 0.0
     for i in range(residual.shape[0]):
         mean += residual[i]
@@ -48,7 +48,7 @@ def _redirect(share, z, direction):
 
 @summed
 def _prepare(variance, spread, inverse, direction):
-    """Writes the inverse of D, 0 for units that no others depend on."""
+    """Writes the inverse of D, with 0 for units that no others depend on."""
     for i in range(variance.shape[0]):
         common = 1.0 if variance[i] > NEGLIGIBLE * spread else 0.0
         inverse[i], direction[i] = common / (variance[i] * (1 + variance[i] / spread)), 0.0
@@ -64,7 +64,7 @@ def product(p, q, v, k, law, work, t, out):
 
 @per_row
 def _pass_on(p, q, k, law, work, spread, residual, v, variance, t, along):
-    """Starts with v of the units of small variance, if a norm would see nothing else, and passes on what they have."""
+    """Starts with v of the units of small variance, if a norm would only measure these, and passes on their entries."""
     few = many = 0.0
     for i in range(v.shape[0]):
         v[i] = residual[i] / variance[i]
@@ -77,7 +77,7 @@ def _pass_on(p, q, k, law, work, spread, residual, v, variance, t, along):
         v[:] = 0.0
         return
     product(p, q, v, k, law, work, t, along)
-    excess = 0.0  # of the sum over 0, which no v can take away
+    excess = 0.0  # of the sum over 0, which no v can remove
     for i in range(v.shape[0]):
         residual[i] -= along[i]
         excess += residual[i]
@@ -87,11 +87,11 @@ def _pass_on(p, q, k, law, work, spread, residual, v, variance, t, along):
 
 @per_row
 def _solve(p, q, k, law, work, tolerance, residual, v, variance, space):
-    """Adds to v what solves C v = residual, up to a constant; whether it has been found.
+    """Adds the solution of C v = residual to v, up to a constant; returns whether it was found.
 
-    Off its diagonal C is nearly that of -v v^T / sum v, v the variances: with that on the diagonal, too, it would be
-    D (1 + v / sum v) less a matrix of rank one, which takes care of constants. So this D is the preconditioner. Units
-    of negligible variance have their part afterwards.
+    Off its diagonal, C is nearly -v v^T / sum v, with v the variances. With this on the diagonal as well, it would be
+    D (1 + v / sum v) minus a rank-one matrix, which handles constants. So this D is the preconditioner. Units of
+    negligible variance get their part afterwards.
     """
     inverse, z, direction, along, t, _ = space
     spread = total_of(variance)
@@ -116,7 +116,7 @@ def _solve(p, q, k, law, work, tolerance, residual, v, variance, space):
 def _take_off(b, variance, rounding):
     """Makes the sum of b 0: in proportion to the variances if it is rounding, else evenly; returns their sum.
 
-    Its rounding is ``rounding``, relative to the sum of sizes.
+    The rounding error of the sum is ``rounding``, relative to the sum of absolute values.
     """
     excess = size = spread = 0.0
     for i in range(b.shape[0]):

@@ -1,4 +1,4 @@
-"""What the inverses need of a row, in numba: its open units, shifted so that k ones are expected; and a first guess.
+"""Preparations of a row for the inverses, in numba: its open units, shifted so that k ones are expected, and a guess.
 
 See :mod:`.numba_inverse` for the map M, from the log-odds of inclusion to about the log-odds of the units.
 """
@@ -11,10 +11,10 @@ from ..cpu.loops import per_row, summed
 from ..cpu.maths import EXP, LOG, LOG1P
 
 EPS = np.finfo(np.float64).eps
-FARTHEST = 575.0  # e^-575 is 1e-250, as in laws.inverse: log-odds beyond are infinite
-CLOSE = 0.2  # of an expected count to k: then windows and nodes are where they should be
-WORK = 64  # items that a unit takes as long as
-TILT_STEPS = 100  # usual are 1 to 3
+FARTHEST = 575.0  # e^-575 is 1e-250, as in laws.inverse: log-odds beyond this are infinite
+CLOSE = 0.2  # distance of an expected count from k at which windows and nodes are where they should be
+WORK = 64  # items that take as long as one unit
+TILT_STEPS = 100  # 1 to 3 are usual
 MANY, FEW = 2.0, 0.5  # variance of the count: Edgeworth's second term helps above, the difference of Poissons below
 
 exp, log, log1p = EXP[np.float64], LOG[np.float64], LOG1P[np.float64]
@@ -22,7 +22,7 @@ exp, log, log1p = EXP[np.float64], LOG[np.float64], LOG1P[np.float64]
 
 @per_row
 def gather(x, k, farthest, units, z):
-    """Entries up to the farthest, and where they were; with their number, and how many of them are ones."""
+    """Gathers the entries up to the farthest and their positions; returns their number, and how many are ones."""
     m, left = 0, k
     for i in range(x.shape[0]):
         if x[i] > farthest:
@@ -35,12 +35,12 @@ def gather(x, k, farthest, units, z):
 
 @per_row
 def settle(log_odds, k, units, target, logits):
-    """Writes the logits of units that k or their log-odds leave no choice, and gathers the others in ``target``.
+    """Writes the logits of units without a choice, due to k or their log-odds, and gathers the others in ``target``.
 
-    Returns how many these are, how many of them are ones, and the error so far: NaN if there is a NaN.
+    Returns the number of the others, how many of them are ones, and the error so far: NaN if there is a NaN.
     """
     m, left = gather(log_odds, k, FARTHEST, units, target)
-    certain, error = np.inf if left > 0 else -np.inf, 0.0  # what the others are, if k leaves them no choice
+    certain, error = np.inf if left > 0 else -np.inf, 0.0  # the logit of the others, if k leaves them no choice
     for i in range(log_odds.shape[0]):
         x = log_odds[i]
         logits[i] = certain if abs(x) <= FARTHEST else x * np.inf
@@ -51,13 +51,13 @@ def settle(log_odds, k, units, target, logits):
 
 @per_row
 def rows_of(space, m):
-    """Contiguous rows, which compile to loops that take several numbers at once."""
+    """Contiguous rows, which compile to vectorised loops."""
     return space[0, :m], space[1, :m], space[2, :m], space[3, :m], space[4, :m], space[5, :m]
 
 
 @summed
 def chances(z, k, p, q):
-    """Writes the chances of one and of zero; returns how far the expected count is above k, and its variance."""
+    """Writes the probabilities of one and of zero; returns the expected count minus k, and its variance."""
     rare = likely = variance = 0.0  # the first is a sum of small numbers, the second an integer
     for i in range(z.shape[0]):
         e = exp(-abs(z[i]))
@@ -72,9 +72,9 @@ def chances(z, k, p, q):
 
 @per_row
 def balance(z, k, p, q, close, rounding):
-    """Shifts z so that the expected count is k, to within ``close`` or that rounding; writes the chances.
+    """Shifts z so that the expected count is k, to within ``close`` or this rounding; writes the probabilities.
 
-    The result is the variance of the count.
+    Returns the variance of the count.
     """
     m, done = z.shape[0], 0.0
     low, high = -np.inf, np.inf
@@ -118,7 +118,7 @@ def _of_poisson(aim, p, q, variance, z):
 
 @summed
 def _cumulants(p, q, shift):
-    """Shifts the chances; returns the second, third and fourth cumulant of the count."""
+    """Shifts the probabilities; returns the second, third and fourth cumulant of the count."""
     second = third = fourth = 0.0
     for i in range(p.shape[0]):
         change = p[i] * q[i] * shift

@@ -1,15 +1,15 @@
 r"""Convolution of pairs, and its adjoint: the two operations of the product tree.
 
-``merge`` convolves the two children of a node, :math:`m_c = \sum_i x_{i,0}\, x_{c-i,1}`; ``split`` gives each child the
+``merge`` convolves the two children of a node, :math:`m_c = \sum_i x_{i,0}\, x_{c-i,1}`. ``split`` gives each child the
 correlation of g with its sibling, :math:`s_{i,0} = \sum_j g_{i+j}\, x_{j,1}` and likewise for the other, which is the
-gradient of :math:`\langle g, m \rangle` in x. Their derivatives are made of the two operations again, so that autograd,
-forward mode and vmap go to any order.
+gradient of :math:`\langle g, m \rangle` in x. Their derivatives are made of the same two operations, so autograd,
+forward mode and vmap work to any order.
 
 Layout: counts first, ``x (width, 2, ...)`` and ``m, g (length, ...)``, of which the entries c = start, start + 1, ...
-of the full convolution are kept. Short convolutions run directly over the contiguous trailing axes: sums of products
-without cancellation, so that non-negative x keep the relative accuracy of every entry. Long ones, on
-accelerators with Triton only the longest, go through the FFT, with errors of a few 1e-16 of the largest entry. Saved
-for backward: the arguments.
+of the full convolution are kept. Short convolutions run directly over the contiguous trailing axes. They are sums of
+products without cancellation, so for nonnegative x every entry keeps its relative accuracy. Long ones (on accelerators
+with Triton, only the longest) use the FFT, with errors of a few 1e-16 of the largest entry. The arguments are saved for
+the backward pass.
 """
 
 from typing import Any

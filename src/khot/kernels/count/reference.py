@@ -1,4 +1,4 @@
-"""The definition: all counts of all first units, and torch's derivatives."""
+"""The definition: all counts of all first units, and derivatives by torch."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def _tilted(logits: Tensor, tilt: Tensor) -> Tensor:
 
 
 def _laws(z: Tensor) -> list[Tensor]:
-    """Of the number of ones among the first 0, ..., n units, each ``(R, n + 1)``."""
+    """The laws of the number of ones among the first 0, ..., n units, each ``(R, n + 1)``."""
     rows, n = z.shape
     law = F.pad(z.new_ones(rows, 1), (0, n))
     laws = [law]
@@ -58,8 +58,8 @@ def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, 
         k: ``(R,)`` integers, 0 <= k <= n.
 
     Returns:
-        Tilts ``(R, 2)``, anchor and offset: any that make B = k about as likely as one over the standard deviation of
-        B, or likelier; ``(R, 2)`` of log P(B = k) and the sum of ``log(1 + e^-|z|)``; the probabilities ``(R, n)`` that
+        Tilts ``(R, 2)``, anchor and offset, for which B = k is at least about as likely as one over the standard
+        deviation of B; ``(R, 2)`` of log P(B = k) and the sum of ``log(1 + e^-|z|)``; the probabilities ``(R, n)`` that
         units are zeros, and that they are ones.
     """
     tilt = _tilt(logits, k)
@@ -72,9 +72,9 @@ def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 def bernoulli_count_derivative(
     logits: Tensor, k: Tensor, tilt: Tensor, complement: Tensor, inclusion: Tensor, g: Tensor, log_odds: bool
 ) -> Tensor:
-    """The derivative by the logits of ``<g, inclusion>``, or of ``<g, log(inclusion / complement)>``.
+    """The derivative of ``<g, inclusion>``, or of ``<g, log(inclusion / complement)>``, with respect to the logits.
 
-    Of the logarithms, those of infinite log-odds count as constants.
+    In the second case, infinite log-odds count as constants.
     """
 
     def product(logits: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def bernoulli_count_log_prob(logits: Tensor, tilt: Tensor, log_count: Tensor, va
 
 
 def bernoulli_count_log_prob_derivative(value: Tensor, g: Tensor, complement: Tensor, inclusion: Tensor) -> Tensor:
-    """The derivative by the logits ``(R, n)`` of the logarithms ``(S, R)``, times g, summed."""
+    """The derivative of the log-probabilities ``(S, R)`` with respect to the logits ``(R, n)``, times g, summed."""
     value = value.double()
     return (g.unsqueeze(-1) * (value * complement - (1 - value) * inclusion)).sum(0)
 

@@ -39,9 +39,9 @@ def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor,
 
     Args:
         log_odds: Float64 ``(R, n)``, those of the inclusion probabilities up to a constant in each row; infinite ones
-            fix a unit and are passed on.
+            fix a unit and are returned unchanged.
         k: Integers ``(R,)``, the sums of the inclusion probabilities.
-        goal: Error that is small enough. A larger one in the result says that this row is not solved.
+        goal: Error that is small enough. A larger error in the result means that the row is not solved.
     """
     logits = log_odds.clone()
     for row, target, size in zip(logits, log_odds, k.tolist(), strict=True):
@@ -54,9 +54,9 @@ def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor,
 def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float, rounding: float) -> Tensor:
     """v ``(R, n)`` with C v = b over the finite logits, and 0 elsewhere.
 
-    b sums to 0 there. A sum of no more than ``rounding`` times that of its sizes is taken off in proportion to the
-    diagonal D of C, a larger one evenly. Of the constants that v may differ by, sum D v = 0 determines one. To a
-    relative ``tolerance``; NaN in rows that a kernel could not solve.
+    b sums to 0 there. A sum of at most ``rounding`` times the sum of absolute values is removed in proportion to the
+    diagonal D of C, a larger one evenly. Among the solutions, which differ by constants, v is the one with sum D v = 0.
+    It has the relative accuracy ``tolerance``, and is NaN in rows that a kernel could not solve.
     """
     v = torch.zeros_like(b)
     for row, theta, right, size in zip(v, logits, b, k.tolist(), strict=True):

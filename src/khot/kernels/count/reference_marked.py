@@ -14,7 +14,7 @@ TINY = torch.finfo(torch.float64).tiny  # the reciprocals of smaller numbers may
 
 
 def _laws(probs: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Of the first 0, ..., n units the law of their count, and with the weight of all marks, each ``(R, n + 1)``."""
+    """The laws of the count of the first 0, ..., n units, and the same with the weight of all marks; ``(R, n + 1)``."""
     rows, n = probs.shape
     law = F.pad(probs.new_ones(rows, 1), (0, n))
     laws = [(law, torch.zeros_like(law))]
@@ -28,17 +28,16 @@ def _laws(probs: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def marked_count(probs: Tensor, k: Tensor, with_slope: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The weight of all draws with k ones and a mark, and its derivative as the chances stay those of their design.
+    """The weight of all draws with k ones and a mark, and its derivative with respect to the marks' probabilities.
 
     Args:
-        probs: Chances ``(R, n)`` float64, which add up to k but for rounding.
+        probs: Probabilities ``(R, n)`` float64, which add up to k up to rounding.
         k: ``(R,)`` integers.
-        with_slope: Whether the derivative is wanted; anything else may be returned for it.
+        with_slope: Whether the derivative is wanted; otherwise anything may be returned for it.
 
-    Returns:
-        The chances, balanced so that they add up to k. The logarithm of E[D; B = k], D the distance of x from the
-        chances, ``(R,)``; of P(B = k) in rows without a choice, where D is 0. And its derivative by a chance in D,
-        E[1 - 2 x_i | B = k] / E[D | B = k], ``(R, n)``.
+    Returns: The probabilities, balanced so that they add up to k. The logarithm of E[D; B = k], D the distance of x
+        from the probabilities, ``(R,)``; in rows without a choice, where D is 0, that of P(B = k). And its derivative
+        with respect to a probability in D, E[1 - 2 x_i | B = k] / E[D | B = k], ``(R, n)``.
     """
     probs = balance(probs, k)
     chance, total = (law.gather(-1, k.unsqueeze(-1)) for law in _laws(probs)[-1])
@@ -50,7 +49,7 @@ def marked_count(probs: Tensor, k: Tensor, with_slope: bool) -> tuple[Tensor, Te
 
 
 def marked_count_log_prob(balanced: Tensor, log_total: Tensor, value: Tensor) -> Tensor:
-    """Log-probability of k-hot values ``(S, R, n)``, ``(S, R)``: each mark has its part of it."""
+    """Log-probability of k-hot values ``(S, R, n)``, ``(S, R)``: the sum over the possible marks."""
     chance = torch.where(value == 1, balanced, 1 - balanced)
     distance = torch.where(value == 1, 1 - balanced, balanced).sum(-1)
     return chance.log().sum(-1) + torch.where(distance > 0, distance, 1.0).log() - log_total
@@ -59,11 +58,13 @@ def marked_count_log_prob(balanced: Tensor, log_total: Tensor, value: Tensor) ->
 def marked_count_log_prob_derivative(
     probs: Tensor, k: Tensor, balanced: Tensor, slope: Tensor, value: Tensor, g: Tensor
 ) -> Tensor:
-    """The derivative by the chances ``(R, n)`` of the logarithms ``(S, R)``, times g, summed.
+    """The derivative of the log-probabilities ``(S, R)`` with respect to ``probs`` ``(R, n)``, times g, summed.
 
-    In E[D; B = k] a chance stands in D, of which the ``slope`` is the derivative, and as the chance of a value. By that
-    the derivative of the logarithm is (P(x_i = 1) - p_i) / (p_i (1 - p_i)), P the law with the marks: 0, as its
-    inclusion probabilities are the chances. Impossible values, and chances 0 or 1, have no derivative.
+    In E[D; B = k] a probability occurs in D, with the derivative ``slope``, and as the probability of a value. With
+    respect to the latter, the derivative of the logarithm is (P(x_i = 1) - p_i) / (p_i (1 - p_i)), where P is the law
+    with
+    marks: this is 0, as its inclusion probabilities are p. Impossible values, and probabilities of 0 or 1, have no
+    derivative.
     """
     sign, chance = torch.where(value == 1, 1.0, -1.0), torch.where(value == 1, balanced, 1 - balanced)
     distance = torch.where(value == 1, 1 - balanced, balanced).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Products of the units' polynomials, unit by unit and term by term, and their derivatives: the definition."""
+"""The definition: products of the units' polynomials, unit by unit and term by term, and their derivatives."""
 
 from collections.abc import Callable
 
@@ -31,9 +31,9 @@ def forest_roots(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
 
     Args:
         leaf: Weights of 0 and 1 of each unit ``(2, n, R)``, float64.
-        k: Entry ``(R,)`` that is kept of a single tree.
+        k: The entry ``(R,)`` that is kept of a single tree.
         bound: Largest count.
-        levels: Of a tree.
+        levels: Number of levels of a tree.
     """
     n, rows, units = leaf.shape[1], leaf.shape[2], 2**levels
     laws = []
@@ -48,7 +48,7 @@ def forest_roots(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
 
 
 def forest_outsides(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
-    """The derivative of ``(g * roots).sum()`` by the leaves ``(2, n, R)``."""
+    """The derivative of ``(g * roots).sum()`` with respect to the leaves ``(2, n, R)``."""
     return torch.func.grad(lambda x: (g * forest_roots(x, k, bound, levels)).sum())(leaf)
 
 

@@ -7,7 +7,7 @@ from .pairs import merge, merge_polar, split
 
 
 def _leaf_pairs(x: Tensor, certain: float, levels: int) -> Tensor:
-    """Leaves, or their tangents, with all trees made full by units that are certainly zero: ``(2, 2, nodes, R)``."""
+    """Leaves, or their tangents, with all trees filled up by units that are certainly zero: ``(2, 2, nodes, R)``."""
     _, n, rows = x.shape
     pad = torch.zeros(2, -n % 2**levels, rows, dtype=x.dtype, device=x.device)
     pad[0] = certain
@@ -44,7 +44,7 @@ def roots_reference(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
 def bends_reference(
     leaf: Tensor, u: Tensor | None, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """The definition of :func:`bends`, or without u in the second place of :func:`outsides`."""
+    """The definition of :func:`bends` or, without u, in its second result, of :func:`outsides`."""
     counts, whole = [min(2**level, bound) + 1 for level in range(levels + 1)], leaf.shape[1] <= 2**levels
     x, bent = [_leaf_pairs(leaf, 1.0, levels)], [] if u is None else [_leaf_pairs(u, 0.0, levels)]
     for wide in counts[1:-1]:

@@ -1,4 +1,4 @@
-"""Convolution of pairs and its adjoint in plain torch: directly, or of wide children through the FFT."""
+"""Convolution of pairs and its adjoint in plain torch: directly, or for wide children through the FFT."""
 
 import math
 
@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-DIRECT_WIDTH = 33  # widest child convolved directly; from there the FFT is faster
+DIRECT_WIDTH = 33  # widest child that is convolved directly; beyond it the FFT is faster
 
 
 def _fft_length(width: int, start: int, length: int) -> int:
-    """A size with small factors, so long that cyclic wrap-around spoils only entries that are not kept."""
+    """A size with small factors, long enough that cyclic wrap-around spoils only entries that are not kept."""
     minimum = max(start + length, 2 * width - 1 - start)
     return min(odd << max(0, math.ceil(math.log2(minimum / odd))) for odd in (1, 3, 5, 9, 15))
 

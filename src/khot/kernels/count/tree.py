@@ -1,25 +1,25 @@
 r"""The law of a sum of independent Bernoulli variables, as a binary tree of convolutions.
 
-The leaves hold the laws ``(q_i, p_i)`` of the units, an inner node the law of the number of ones among its units: the
-convolution of its two children. From the tree follow
+The leaves are the laws ``(q_i, p_i)`` of the units, and an inner node is the law of the number of ones among its units:
+the convolution of its two children. The tree gives
 
 * upwards, the law of the total;
 * downwards, the *outside* of every node, :math:`g_v(c) = P(\text{total} = k \mid \text{count of } v = c)`, which at a
   leaf is the derivative of :math:`P(\text{total} = k)` in ``(q_i, p_i)``;
 * downwards with random numbers, exact draws of all units given that the total is k.
 
-The two operations behind all of it are in :mod:`khot.kernels.count.pairs`; every result is differentiable to any
+The two operations behind all of this are in :mod:`khot.kernels.count.pairs`; every result is differentiable to any
 order.
 
-Counts kept. A node keeps only a window of counts, so that a row of n units costs O(n log² n) at most. Small nodes keep
-0, 1, ..., min(size, bound); large ones their mean plus or minus a radius that a count exceeds with a probability below
-``TAIL`` (Hoeffding's and Bernstein's inequalities). The windows are centred on differences of the rounded cumulative
-mean, so that the centres of two children add up to that of their parent: none is off by more than one, and the crop
-after a convolution is the same for all nodes of a level.
+Kept counts. A node keeps only a window of counts, so that a row of n units costs at most O(n log² n). Small nodes keep
+0, 1, ..., min(size, bound). Large ones keep their mean plus or minus a radius that a count exceeds with a probability
+below ``TAIL`` (by Hoeffding's and Bernstein's inequalities). The windows are centred on differences of the rounded
+cumulative mean, so that the centres of two children add up to that of their parent: none is off by more than one, and
+the crop after a convolution is the same for all nodes of a level.
 
 Layout: ``(counts, nodes, rows)``; the children of node j, of m, are the nodes j and j + m of the level below. On an
-accelerator the lowest levels, all of them up to 1024 units, are one operation, see
-:mod:`khot.kernels.count.forest`, with neighbours for children and no windows.
+accelerator the lowest levels, which are all of them up to 1024 units, are one operation, see
+:mod:`khot.kernels.count.forest`, with neighbours as children and no windows.
 """
 
 import math
@@ -40,16 +40,16 @@ from .pairs import merge, split
 from .torch_pairs import DIRECT_WIDTH
 
 TAIL = 1e-20  # probability that may fall outside a window, far below the rounding of float64
-RECENTRE_GAIN = 0.75  # a window around the mean pays for its indexing when it is that much narrower
-FFT_NOISE = 8 * torch.finfo(torch.float64).eps  # of a node's largest entry; below it an entry says nothing
+RECENTRE_GAIN = 0.75  # a window around the mean pays for its indexing if it is narrower by this factor
+FFT_NOISE = 8 * torch.finfo(torch.float64).eps  # relative to a node's largest entry; smaller entries are noise
 MAX_DRAW_ELEMENTS = 2**22  # units drawn at a time, which bounds the memory
 
 
 class _Level(NamedTuple):
-    """How one level of nodes is made from the level below."""
+    """How one level of nodes is computed from the level below."""
 
-    start: int  # first entry kept of the convolution
-    length: int  # entries kept
+    start: int  # first entry of the convolution that is kept
+    length: int  # number of entries that are kept
     radius: int | None  # of windows laid around the means after the convolution (once per tree, None elsewhere)
     origin: int  # index of count zero in the window of a node without units, before the convolution
 
@@ -58,7 +58,7 @@ def _radius(size: int, n: int, bound: int) -> int:
     """Distance from its mean that a node of ``size`` of the n units exceeds with probability below TAIL."""
     deviation = -math.log(TAIL / 2)
     most = min(bound, n / 2)
-    variance = most * (1 - most / n)  # of the total at most, when its mean is at most bound
+    variance = most * (1 - most / n)  # largest variance of the total, if its mean is at most bound
     hoeffding = math.sqrt(size * deviation / 2)
     bernstein = deviation / 3 + math.sqrt(deviation**2 / 9 + 2 * deviation * variance)
     return math.ceil(min(hoeffding, bernstein)) + 2  # the centre is rounded
@@ -90,7 +90,7 @@ def _shift(x: Tensor, offset: Tensor, width: int) -> Tensor:
 
 
 def _pad_even(x: Tensor, dim: int, origin: int | None = None) -> Tensor:
-    """Appends, to an odd number of nodes, one without units: the law of the count zero at ``origin``, else zeros."""
+    """Appends a node without units to an odd number of nodes: the law of the count zero at ``origin``, or zeros."""
     if x.shape[dim] % 2 == 0:
         return x
     pad = torch.zeros_like(x.narrow(dim, 0, 1))
@@ -101,7 +101,7 @@ def _pad_even(x: Tensor, dim: int, origin: int | None = None) -> Tensor:
 
 def _in_pairs(x: Tensor, dim: int) -> Tensor:
     """The nodes along an axis as two halves, the left and the right children."""
-    return torch.unflatten(x, dim, (2, -1))  # not the method, which compilers do not know under a default device
+    return torch.unflatten(x, dim, (2, -1))  # not the method, which compilers do not support under a default device
 
 
 class ProductTree:
@@ -109,19 +109,19 @@ class ProductTree:
 
     Args:
         leaf: ``(2, n, R)`` float64, the probabilities of 0 and of 1 of every unit.
-        k: ``(R,)`` integers, the total that matters. The windows suppose ``sum(leaf[1]) = k`` unless the tree is so
+        k: ``(R,)`` integers, the total that matters. The windows assume ``sum(leaf[1]) = k``, unless the tree is so
             small that it keeps all counts up to ``bound``.
-        bound: At least ``max(k, 1)``; at most about ``n / 2`` where only k matters.
-        with_forest: Whether the lowest levels may be one operation, where there is a kernel for it.
-        wide_root: Whether the root has a window as other nodes, for totals besides k.
+        bound: At least ``max(k, 1)``; at most about ``n / 2`` if only k matters.
+        with_forest: Whether the lowest levels may be one operation, if there is a kernel for it.
+        wide_root: Whether the root has a window like other nodes, for totals besides k.
     """
 
     def __init__(self, leaf: Tensor, k: Tensor, bound: int, with_forest: bool = True, wide_root: bool = False) -> None:
         self.leaf, self.k, self.bound = leaf, k, bound
         self.plan = _plan(leaf.shape[1], bound, wide_root)
         centred = next((at for at, level in enumerate(self.plan, 1) if level.radius is not None), len(self.plan))
-        self.low = forest_levels(leaf, centred) if with_forest else 0  # levels made by one operation
-        self.pairs: list[Tensor] = []  # of the others: (width, 2, nodes of the level made, R)
+        self.low = forest_levels(leaf, centred) if with_forest else 0  # levels computed by one operation
+        self.pairs: list[Tensor] = []  # for the others: (width, 2, nodes of the new level, R)
         self.offset: Tensor | None = None
         self.whole = 0 < self.low == len(self.plan)
         if not self.whole:
@@ -143,7 +143,7 @@ class ProductTree:
         self.root = x.squeeze(1)  # (width, R)
 
     def _recentre(self, x: Tensor, mean: Tensor, level: _Level) -> Tensor:
-        """Once per tree: lays the windows around the means."""
+        """Lays the windows around the means; happens once per tree."""
         if level.radius is None:
             return x
         self.offset = self._centres(mean) - level.radius
@@ -204,7 +204,7 @@ class ProductTree:
             return outsides(self.leaf, one, self.k, self.bound, self.low)
         g = self._root_outside()
         for x, level in zip(reversed(self.pairs), reversed(self.plan[self.low :]), strict=True):
-            g = self._uncentre(g[:, : x.shape[2]], level)  # without the node that made the number even
+            g = self._uncentre(g[:, : x.shape[2]], level)  # without the node that was added to an odd number
             g = split(g, x, level.start).flatten(1, 2)
         if self.low:
             trees = -(-self.leaf.shape[1] // 2**self.low)
@@ -228,7 +228,7 @@ class ProductTree:
         return self._root_index[None, :, None].expand(-1, -1, num_samples)
 
     def _draw_levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """For each level, the children's laws without FFT noise and the least and largest index each child can have."""
+        """For each level, the children's laws without FFT noise, and the smallest and largest index of each child."""
         if self.whole:
             return []
         low, high = (self.leaf[0] == 0).long(), (self.leaf[1] > 0).long()
@@ -254,7 +254,7 @@ class ProductTree:
         for (x, low, high), level in zip(reversed(levels), reversed(self.plan[self.low :]), strict=True):
             total = self._counts(index[: x.shape[2]], level) + level.start  # of the two children's indices
             left = _draw_left(x, total, generator)
-            # Changes nothing but by rounding: counts that the units below cannot make stay impossible.
+            # Only affects rounding: counts that the units below cannot have stay impossible.
             left = left.maximum(torch.maximum(low[0][..., None], total - high[1][..., None]))
             left = left.minimum(torch.minimum(high[0][..., None], total - low[1][..., None]))
             index = torch.cat((left, total - left))

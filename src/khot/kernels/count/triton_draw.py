@@ -1,8 +1,8 @@
 """Exact draws down the lowest levels of a product tree in Triton, in one launch.
 
-A program makes the laws of a tree as in the module ``triton_forest``, then goes down with a number of draws at a time:
-the count of a left child given that of its parent, by inversion, a lane for each node and draw. The counts of a level
-stand in a scratch; random numbers come from torch, one for each node of each draw.
+A program computes the laws of a tree as in the module ``triton_forest``, then goes down with several draws at a time:
+the count of a left child given that of its parent, by inversion, with a lane for each node and draw. The counts of a
+level are in a scratch buffer; random numbers come from torch, one for each node of each draw.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -43,7 +43,7 @@ def _draw_level(
             cumulative += mass
             index += tl.where(cumulative <= target, 1, 0)
             possible = tl.where(mass > 0, i, possible)
-        index = tl.where(paired, tl.minimum(index, possible), c)  # beyond by rounding only
+        index = tl.where(paired, tl.minimum(index, possible), c)  # larger only by rounding
         child = count_ptr + draw * nodes + 2 * parent
         tl.store(child, index, mask=there)
         tl.store(child + 1, c - index, mask=paired)
@@ -54,7 +54,7 @@ def _load_counts(
     root_ptr, count_ptr, tree, row_0, rows, sample_0, samples, chunk,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Counts of the trees from (trees, R, samples)."""
+    """Loads the counts of the trees from (trees, R, samples)."""
     for start in range(0, ROWS * chunk, BLOCK):
         row, sample, _ = lanes(start, 1, chunk, BLOCK)
         there = (row < ROWS) & (row_0 + row < rows) & (sample_0 + sample < samples)
@@ -67,7 +67,7 @@ def _store_draws(
     count_ptr, out_ptr, units, unit_0, row_0, rows, sample_0, samples, chunk, n,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Counts of units to (samples, R, n)."""
+    """Stores the draws of units to (samples, R, n)."""
     for start in range(0, ROWS * chunk * units, BLOCK):
         row, sample, unit = lanes(start, units, chunk, BLOCK)
         there = (row < ROWS) & (row_0 + row < rows) & (sample_0 + sample < samples)
@@ -87,7 +87,7 @@ def _forest_draw(
     scratch_size, n, rows, samples, chunk, bound, levels, full, parity, trees, row_blocks, tasks,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What follows from other arguments is one too, so as not to occupy registers; names as in :func:`launch_draw`."""
+    """Arguments that follow from others are passed too, to save registers; names as in :func:`launch_draw`."""
     x_ptr = scratch_ptr + tl.program_id(0).to(tl.int64) * scratch_size
     count_ptr += tl.program_id(0).to(tl.int64) * (2 * parity)
     for task in range(tl.program_id(0), tasks, tl.num_programs(0)):
@@ -125,14 +125,14 @@ def _forest_draw(
 def launch_draw(leaf: Tensor, bound: int, levels: int, counts: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draws the units ``(n, R, samples)``, bool, given the counts ``(trees, R, samples)`` of the trees."""
     (_, n, rows), (trees, _, samples) = leaf.shape, counts.shape
-    full = min(n, 2**levels)  # units of a tree, but perhaps of the last
+    full = min(n, 2**levels)  # units of a tree, except perhaps the last
     how = forest_plan(full)
-    abreast = min(how.rows, triton.next_power_of_2(rows))  # rows of a program; few have many draws instead
+    abreast = min(how.rows, triton.next_power_of_2(rows))  # rows of a program; if there are few, it makes many draws
     chunks = -(-max(1, samples) // max(1, DRAWN * how.block // (full * abreast)))
     row_blocks = -(-rows // abreast)
     chunk, tasks = -(-samples // chunks), trees * row_blocks * chunks
     programs = min(how.programs, tasks)
-    parity = abreast * chunk * full  # counts of a level, of which there are two in turn
+    parity = abreast * chunk * full  # counts of a level; two levels alternate
     size = abreast * scratch_size(full, levels, bound)
     noise = uniform((tasks * parity,), leaf.dtype, leaf.device, generator)
     out = torch.empty(samples, rows, n, dtype=torch.bool, device=leaf.device)

@@ -1,15 +1,16 @@
-"""The lowest levels of a product tree in Triton, upwards and downwards in one launch; what is computed: ``forest.py``.
+"""The lowest levels of a product tree in Triton, upwards and downwards in one launch; see ``forest.py``.
 
 A program takes one tree of the forest, or the same tree of several rows, through all of its levels. The laws of a level
-stand in a scratch of its own, of which a barrier ends the writing before the next level reads it: some ten numbers per
-unit, which the first-level cache holds. A program goes from task to task, so that the scratch does not grow with them.
+are in the program's own scratch buffer, with a barrier between writing it and reading it for the next level: some ten
+numbers per unit, which the first-level cache holds. A program processes several tasks, so that the scratch does not
+grow with their number.
 
-A lane makes one count of one node at a time, as the sum of the products that belong to it: all sums are of terms
+A lane computes one count of one node at a time, as the sum of the products that belong to it. All sums are of terms
 without cancellation, in float64.
 
-Scratch of a program: levels 0, 1, ... of ``(ROWS, nodes, counts)``, one behind the other; the nodes 2j and 2j + 1 are
-the children of node j, a last one without sibling is its parent's equal. Four of them: laws, their tangents, the
-derivatives by the laws, and the tangents of those.
+Scratch of a program: levels 0, 1, ... of ``(ROWS, nodes, counts)``, one after the other; the nodes 2j and 2j + 1 are
+the children of node j, and a last one without a sibling equals its parent. There are four of them: the laws, their
+tangents, the derivatives with respect to the laws, and the tangents of those.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -23,20 +24,20 @@ from torch import Tensor
 from ..gpu.plans import PROGRAMS
 from ..gpu.tools import on_device
 
-# Trees of up to how many units go through the lowest levels of a product tree with how many rows in a program, entries
-# of a level at a time (all have about as many as there are units, the first twice as many), warps, and how many
-# programs at most, which share the rows: each has a scratch.
+# For trees of up to this many units: rows in a program, entries of a level processed at a time (all levels have about
+# as many as there are units, the first twice as many), warps, and the largest number of programs, each of which has a
+# scratch and takes several rows.
 FOREST = ((32, 4, 128, 4, 16 * PROGRAMS), (256, 1, 256, 4, 4 * PROGRAMS), (1024, 1, 512, 16, 2 * PROGRAMS))
 
 
 class ForestPlan(NamedTuple):
-    """How a kernel goes through the lowest levels of product trees.
+    """How a kernel processes the lowest levels of product trees.
 
     Attributes:
-        rows: Rows that a program takes at a time.
-        block: Entries of a level that it makes at a time.
+        rows: Rows that a program processes at a time.
+        block: Entries of a level that it computes at a time.
         warps: Warps of a program.
-        programs: At most so many.
+        programs: Largest number of programs.
     """
 
     rows: int
@@ -46,13 +47,13 @@ class ForestPlan(NamedTuple):
 
 
 def forest_plan(units: int) -> ForestPlan:
-    """For trees of up to ``2**LEVELS`` units."""
+    """The plan for trees of up to ``2**LEVELS`` units."""
     return next(ForestPlan(*how) for limit, *how in FOREST if units <= limit)
 
 
 @triton.jit
 def lanes(start, per_node, nodes, BLOCK: tl.constexpr):
-    """Of BLOCK lanes over (row, node, entry): row, node and entry."""
+    """The row, node and entry of BLOCK lanes over (row, node, entry)."""
     lane = start + tl.arange(0, BLOCK)
     place = lane // per_node
     row = place // nodes
@@ -64,7 +65,7 @@ def load_units(
     x_ptr, scratch_ptr, stride_value, stride_unit, stride_row, units, row_0, rows,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Level 0 from (2, n, R), by lanes over (row, value, unit)."""
+    """Loads level 0 from (2, n, R), with lanes over (row, value, unit)."""
     for start in range(0, ROWS * 2 * units, BLOCK):
         row, value, unit = lanes(start, units, 2, BLOCK)
         at = (row_0 + row).to(tl.int64) * stride_row + unit.to(tl.int64) * stride_unit + value * stride_value
@@ -77,7 +78,7 @@ def _store_units(
     scratch_ptr, out_ptr, stride_value, stride_unit, stride_row, units, row_0, rows,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Level 0 to (2, n, R), the other way round."""
+    """Stores level 0 to (2, n, R)."""
     for start in range(0, ROWS * 2 * units, BLOCK):
         row, value, unit = lanes(start, units, 2, BLOCK)
         there = (row < ROWS) & (row_0 + row < rows)
@@ -121,7 +122,7 @@ def _split_level(
     x_ptr, u_ptr, g_ptr, v_ptr, g_above_ptr, v_above_ptr, nodes, parents, width, wide,
     TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From the derivatives by ``wide`` counts of the parents, and their tangents, to those of their children."""
+    """From the derivatives for ``wide`` counts of the parents, and their tangents, to those of the children."""
     for start in range(0, ROWS * parents * 2 * width, BLOCK):
         row, parent, entry = lanes(start, 2 * width, parents, BLOCK)
         paired = (row < ROWS) & (2 * parent + 1 < nodes)
@@ -173,7 +174,7 @@ def _split_total(
     x_ptr, u_ptr, g_ptr, v_ptr, k_ptr, grad_ptr, width, row_0, rows,
     TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The derivatives by the root's two children of its entry k, times ``grad``."""
+    """The derivatives of entry k of the root with respect to its two children, times ``grad``."""
     for start in range(0, ROWS * 2 * width, BLOCK):
         row, side, c = lanes(start, width, 2, BLOCK)
         there = (row < ROWS) & (row_0 + row < rows)
@@ -188,7 +189,7 @@ def _split_total(
 
 @triton.jit
 def _store_roots(x_ptr, out_ptr, tree, trees, wide, row_0, rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The highest level to (counts, trees, R)."""
+    """Stores the highest level to (counts, trees, R)."""
     for start in range(0, ROWS * wide, BLOCK):
         lane = start + tl.arange(0, BLOCK)
         row, c = lane // wide, lane % wide
@@ -202,7 +203,7 @@ def _load_roots(
     grad_ptr, g_ptr, v_ptr, tree, trees, wide, row_0, rows,
     TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The derivatives by the highest level from (counts, trees, R); their tangents are zero."""
+    """Loads the derivatives with respect to the highest level from (counts, trees, R); their tangents are zero."""
     for start in range(0, ROWS * wide, BLOCK):
         lane = start + tl.arange(0, BLOCK)
         row, c = lane // wide, lane % wide
@@ -215,13 +216,13 @@ def _load_roots(
 
 @triton.jit
 def level_shape(units, level, bound):
-    """Nodes of a tree at a level and counts of each."""
+    """Nodes of a tree at a level and counts of each node."""
     return (units + (1 << level) - 1) >> level, tl.minimum(1 << level, bound) + 1
 
 
 @triton.jit
 def merge_levels(x_ptr, u_ptr, units, top, bound, TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Levels 1 to ``top``, one after the other; where the highest begins."""
+    """Computes levels 1 to ``top``, one after the other; returns where the highest begins."""
     at = 0
     for level in range(1, top + 1):
         nodes, width = level_shape(units, level - 1, bound)
@@ -239,7 +240,7 @@ def merge_levels(x_ptr, u_ptr, units, top, bound, TANGENT: tl.constexpr, ROWS: t
 def _split_levels(
     x_ptr, u_ptr, g_ptr, v_ptr, at, units, top, bound, TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Down to level 0 from ``top``, which begins at ``at``."""
+    """Goes down to level 0 from ``top``, which begins at ``at``."""
     for down in range(top):
         level = top - down
         nodes, width = level_shape(units, level - 1, bound)
@@ -267,7 +268,7 @@ def _forest(
     OUTSIDE: tl.constexpr, TANGENT: tl.constexpr, WHOLE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Roots, or with OUTSIDE derivatives by the leaves; with TANGENT the tangents of these."""
+    """Roots, or with OUTSIDE derivatives with respect to the leaves; with TANGENT the tangents of these."""
     x_ptr = scratch_ptr + tl.program_id(0).to(tl.int64) * scratch_size * ((1 + OUTSIDE) * (1 + TANGENT))
     u_ptr = x_ptr + scratch_size
     g_ptr = x_ptr + scratch_size * (1 + TANGENT)
@@ -313,14 +314,14 @@ def _forest(
 
 
 def scratch_size(units: int, levels: int, bound: int) -> int:
-    """Numbers in all levels of a tree."""
+    """The number of entries in all levels of a tree."""
     return sum(-(-units // 2**level) * (min(2**level, bound) + 1) for level in range(levels + 1))
 
 
 def launch_forest(
     leaf: Tensor, k: Tensor, bound: int, levels: int, grad: Tensor | None = None, tangent: Tensor | None = None
 ) -> Tensor:
-    """Roots ``(counts, trees, R)``; or with ``grad`` of that shape derivatives by the leaves, like ``leaf (2, n, R)``.
+    """Roots ``(counts, trees, R)``; with ``grad`` of that shape, derivatives with respect to the ``leaf (2, n, R)``.
 
     With ``tangent``, of the leaf's shape, the tangent of these.
     """

@@ -1,7 +1,8 @@
-"""Convolution of pairs in Triton, each output once, where ``pair_convolution.py`` takes a launch per entry of a child.
+"""Convolution of pairs in Triton, in one launch, where ``torch_pairs.py`` takes a launch per entry of a child.
 
-A program makes a tile of outputs, entries by columns, where columns are all nodes of all rows: a sum over the entries
-of one child of shifted tiles of the other. Layout: contiguous ``x (width, 2, columns)``, ``m, g (length, columns)``.
+A program computes a tile of outputs, entries by columns, where columns are all nodes of all rows: a sum over the
+entries of one child of shifted tiles of the other. Layout: contiguous ``x (width, 2, columns)``,
+``m, g (length, columns)``.
 """
 
 # mypy: disable-error-code="no-untyped-def"

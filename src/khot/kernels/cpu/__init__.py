@@ -1,1 +1,1 @@
-"""What all loops on a CPU share: how numba compiles and keeps them, threads for rows, mathematics of items and rows."""
+"""What all CPU loops share: how numba compiles and caches them, threads for rows, mathematics of items and rows."""

@@ -1,9 +1,9 @@
-"""Where compiled loops are kept between processes: a folder of the user's, or ``KHOT_CACHE_DIR`` if that is set.
+"""The place of compiled loops between processes: a folder of the user's, or ``KHOT_CACHE_DIR`` if that is set.
 
-numba has a cache of its own, which looks at the file of the function alone: it misses an edit of a function that this
-one calls from another file, and takes a function made by a factory (a loop for one link) for new in every process. Here
-an entry is found by the function's qualified name, which says what the factory made of it, in a folder for the state
-of the sources of all numba backends and the versions of numba and NumPy.
+numba has its own cache, which only looks at the file of the function. It misses an edit of a function that is called
+from another file, and considers a function made by a factory (a loop for one link) as new in every process. Here an
+entry is found by the function's qualified name, which tells what the factory made, in a folder for the state of the
+sources of all numba backends and the versions of numba and NumPy.
 """
 
 import functools
@@ -29,14 +29,14 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def kept_on_disk(dispatcher: Any) -> Any:
-    """The same compiled function, whose machine code later processes find on disk."""
+    """The same compiled function, with its machine code stored on disk for later processes."""
     dispatcher._cache = _Cache(dispatcher.py_func) if _folder() else NullCache()
     return dispatcher
 
 
 @functools.cache
 def source_stamp() -> str:
-    """What machine code depends on besides the machine."""
+    """Everything that machine code depends on besides the machine."""
     found = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, np.__version__)).encode())
     for path in sorted({*PACKAGE.rglob("*numba*.py"), *PACKAGE.glob("cpu/**/*.py")}):
         found.update(path.read_bytes())
@@ -44,7 +44,7 @@ def source_stamp() -> str:
 
 
 def _base() -> Path:
-    """``KHOT_CACHE_DIR``, else numba's variable or a folder of the user's, where only an absolute path counts."""
+    """``KHOT_CACHE_DIR``, else numba's variable or a folder of the user's; only absolute paths count."""
     if given := os.environ.get("KHOT_CACHE_DIR") or os.environ.get("NUMBA_CACHE_DIR"):
         return Path(given)
     usual = Path(AppDirs("khot", appauthor=False).user_cache_dir)
@@ -60,7 +60,7 @@ def _folder() -> Path | None:
     try:
         if not path.exists():
             path.mkdir(parents=True, exist_ok=True)
-            for other in installation.iterdir():  # never this folder or its parent: another process may just make them
+            for other in installation.iterdir():  # never this folder or its parent: other processes may create them
                 if other != path:
                     shutil.rmtree(other, ignore_errors=True)  # loops of older sources
         tempfile.TemporaryFile(dir=path).close()
@@ -77,13 +77,13 @@ def _warn_of(message: str) -> None:
 
 def _warn_once(error: OSError) -> None:
     _warn_of(
-        f"khot compiles its CPU loops anew in every process, since it cannot keep them ({type(error).__name__}: "
-        f"{error.strerror or error}); set KHOT_CACHE_DIR to a folder that can be written"
+        f"khot compiles its CPU loops again in every process, since it cannot cache them ({type(error).__name__}: "
+        f"{error.strerror or error}); set KHOT_CACHE_DIR to a writable folder"
     )
 
 
 class _Locator:
-    """Where numba's cache shall look; the names of the methods are numba's."""
+    """Where numba's cache should look; numba prescribes the names of the methods."""
 
     def ensure_cache_path(self) -> None:
         Path(self.get_cache_path()).mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ class _Implementation(CompileResultCacheImpl):
 
 
 class _Notice:
-    """Tells a person at a terminal, once, why a first call takes long: after two seconds of compilation in all."""
+    """Tells a person at a terminal once, after two seconds of compilation in total, why a first call takes long."""
 
     def __init__(self) -> None:
         self.patience, self.start = 2.0, 0.0

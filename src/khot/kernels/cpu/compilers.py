@@ -1,13 +1,13 @@
-"""Two ways of our own to compile functions that only compiled functions call.
+"""Two compilers of our own, for functions that only compiled functions call.
 
-:class:`PartCompiler` compiles them once, with what calls them. numba makes machine code of every function by itself,
-and then, as part of the module of each of its callers, once more: of the function at the bottom of five, five times.
-Here a function stays what LLVM reads until the loop over rows that it is part of is optimised as a whole. This takes a
-third off the time to compile.
+:class:`PartCompiler` compiles them once, together with their callers. numba compiles every function to machine code by
+itself, and then again as part of the module of each of its callers: a function at the bottom of five levels, five
+times. Here a function stays LLVM code until the loop over rows that contains it is optimised as a whole. This saves a
+third of the compilation time.
 
-:class:`ApartCompiler` promises that what the function writes overlaps no other array. Without that, a loop that writes
-and sums has two machine codes, which add in different orders, and takes the slow one where arrays lie close together.
-Then the last digits of a result depend on where in memory its tensors happen to lie.
+:class:`ApartCompiler` promises that what the function writes overlaps no other array. Without this, a loop that writes
+and sums has two versions of machine code, which add in different orders, and uses the slow one if arrays are close
+together. Then the last digits of a result depend on where in memory its tensors happen to be.
 """
 
 from typing import Any
@@ -19,21 +19,21 @@ from numba.core.typed_passes import AnnotateTypes
 
 
 class _PartLibrary(JITCodeLibrary):
-    """A function as LLVM reads it. The names of the methods are numba's."""
+    """A function as LLVM code. numba prescribes the names of the methods."""
 
     @property
     def codegen(self) -> Any:
         return self
 
     def set_env(self, name: str, environment: Any) -> None:
-        """There is no machine code that could be told of the environment, which is for errors with values of a call."""
+        """Does nothing: no machine code needs the environment, which is for errors with values of a call."""
 
     def get_pointer_to_function(self, name: str) -> int:
         self._ensure_finalized()
         return 0
 
     def _optimize_final_module(self) -> None:
-        """That is left to what links it."""
+        """Does nothing: the code that links this part optimises it."""
 
     def _finalize_final_module(self) -> None:
         self._finalize_dynamic_globals()
@@ -53,11 +53,11 @@ class _LibraryOfAPart(LoweringPass):
 
 
 class PartCompiler(CompilerBase):
-    """numba's ``pipeline_class`` for such functions."""
+    """numba's ``pipeline_class`` for functions that become part of their callers."""
 
     def define_pipelines(self) -> list[Any]:
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        passes.add_pass_after(_LibraryOfAPart, AnnotateTypes)  # the last before LLVM's text is made
+        passes.add_pass_after(_LibraryOfAPart, AnnotateTypes)  # the last pass before LLVM code is generated
         passes.finalize()
         return [passes]
 

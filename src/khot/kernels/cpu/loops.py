@@ -1,15 +1,15 @@
-"""What numba backends share: how loops are compiled, and run over the rows on several threads.
+"""What numba backends share: how loops are compiled, and how they run over the rows on several threads.
 
-A kernel is a serial loop ``kernel(first, last, *arguments)`` over the rows [first, last) that writes into arrays given
-to it. It is compiled, without the GIL, at its first call for each dtype. :func:`over_rows` runs it over shares of the
-rows on the threads of :mod:`.pool`; as no row knows of another, results do not depend on their number. numba's
-own threads are not used: they slow down beside other processes, and a child forked after their first use dies.
+A kernel is a serial loop ``kernel(first, last, *arguments)`` over the rows [first, last) that writes into given arrays.
+It is compiled, without the GIL, at its first call for each dtype. :func:`over_rows` runs it over shares of the rows on
+the threads of :mod:`.pool`. As rows are independent, results do not depend on the number of threads. numba's own
+threads are not used: they slow down beside other processes, and a child forked after their first use dies.
 
-Within a kernel, what is done to one item is an :func:`inlined` function, which keeps the order of its arithmetic, and
-what is done to a row a :func:`per_row` function. A sum over items is :func:`summed`: the compiler chooses the order of
-its terms, without which it could not take several at once, and it is the same order each time. None of them assumes
-that there are no infinities or NaN, and none is for Python to call: they have no wrapper for it, which would take a
-third of the time to compile.
+Within a kernel, code for one item is in an :func:`inlined` function, which keeps the order of its arithmetic, and code
+for a row in a :func:`per_row` function. A sum over items is :func:`summed`: the compiler chooses the order of its
+terms, which it needs for vectorisation, and the order is the same each time. None of them assumes that there are no
+infinities or NaN, and none can be called from Python: they have no wrapper for it, which would take a third of the
+compilation time.
 """
 
 import os
@@ -19,32 +19,32 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from numba import njit
+from numba import njit, types
 from numba.core.compiler_lock import global_compiler_lock
 
 from .cache import kept_on_disk
 from .compilers import ApartCompiler, PartCompiler
 from .pool import run_in_shares
 
-FUSED = {"contract"}  # products and sums rounded once
+FUSED = {"contract"}  # products and sums are rounded once
 ANY_ORDER = {"contract", "reassoc", "nsz"}
 KERNEL: Any = {"fastmath": FUSED, "error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 PART: Any = {"error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
 WITH_CALLER: Any = {"pipeline_class": PartCompiler}
 APART: Any = {"pipeline_class": ApartCompiler}
-ITEMS_A_ROW = 2**6  # that take as long as what is done once a row
-ITEMS_A_THREAD = 2**11  # fewer are done before another thread has seen them
-ITEMS_A_WAKING = 2**14  # fewer are done before another thread has woken up
+ITEMS_A_ROW = 2**6  # items that take as long as the fixed work of a row
+ITEMS_A_THREAD = 2**11  # fewer items are done before another thread has seen them
+ITEMS_A_WAKING = 2**14  # fewer items are done before another thread has woken up
 
 _names = threading.local()
 
 
 @contextmanager
 def specialised(name: str) -> Iterator[None]:
-    """Inside, compiled functions are those of the specialisation ``name``, such as a link and a dtype.
+    """In this context, compiled functions belong to the specialisation ``name``, such as a link and a dtype.
 
-    A factory needs it: numba knows machine code by the qualified name of its function and a number that is unique in
-    this process only. Code from the disk under a name that other code has would be run in its place.
+    A factory needs it: numba identifies machine code by the qualified name of its function and a number that is unique
+    only in this process. Code from the disk under a name that other code has would run in its place.
     """
     before, _names.current = getattr(_names, "current", ""), name
     try:
@@ -62,33 +62,45 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _part(function: Callable[..., Any], **options: Any) -> Any:
+    """Compiles a function that only compiled functions call, once for each type of its arguments.
+
+    numba would compile it again for every literal argument, as in ``f(x, 0)``. That gains nothing, because LLVM sees
+    the literal when it inlines the function.
+    """
+    found = njit(**options, **PART)(_named(function))
+    template = found.get_call_template
+    found.get_call_template = lambda args, kws: template(tuple(types.unliteral(a) for a in args), kws)
+    return found
+
+
 def inlined(function: Callable[..., Any]) -> Any:
-    """Compiles what is done to an item."""
-    return njit(fastmath=FUSED, forceinline=True, **PART, **WITH_CALLER)(_named(function))
+    """Compiles code for one item."""
+    return _part(function, fastmath=FUSED, forceinline=True, **WITH_CALLER)
 
 
 def per_row(function: Callable[..., Any]) -> Any:
-    """Compiles what is done to a row, in the order that is written down."""
-    return njit(fastmath=FUSED, **PART, **WITH_CALLER)(_named(function))
+    """Compiles code for one row, with the arithmetic in the order of the source."""
+    return _part(function, fastmath=FUSED, **WITH_CALLER)
 
 
 def summed(function: Callable[..., Any]) -> Any:
-    """Compiles sums over the items of a row, in any order; before its caller is, or some loops are not vectorised.
+    """Compiles sums over the items of a row, in any order. Compile it before its caller, or some loops stay scalar.
 
-    What it writes may overlap no other argument.
+    Arrays that it writes may not overlap other arguments.
     """
-    return njit(fastmath=ANY_ORDER, **PART, **APART)(_named(function))
+    return _part(function, fastmath=ANY_ORDER, **APART)
 
 
 def inlined_sum(function: Callable[..., Any]) -> Any:
-    """Compiles sums over a few items into what calls them, which costs less than the call."""
-    return njit(fastmath=ANY_ORDER, forceinline=True, **PART, **APART)(_named(function))
+    """Compiles sums over a few items into the caller, which costs less than a call."""
+    return _part(function, fastmath=ANY_ORDER, forceinline=True, **APART)
 
 
 def kernel(function: Callable[..., int]) -> Callable[..., int]:
-    """Compiles a loop over rows, ``function(first, last, *arguments)``, kept on disk.
+    """Compiles a loop over rows, ``function(first, last, *arguments)``, and stores it on disk.
 
-    It returns a number, such as that of the rows that it has left to others.
+    It returns a number, such as the number of rows that it has left.
     """
     found: Callable[..., int] = kept_on_disk(njit(**KERNEL)(_named(function)))
     return found
@@ -99,11 +111,12 @@ def over_rows(kernel: Callable[..., int], rows: int, items: int, *arguments: Any
 
     Args:
         kernel: From :func:`kernel`.
-        rows: How many there are.
-        items: How many steps of work they are, in items of a row: few are not worth waking a thread.
+        rows: Number of rows.
+        items: Amount of work, in items of a row; a small amount does not wake a thread.
         arguments: NumPy arrays and numbers.
 
     Returns:
+        The sum of the kernel's results.
         The sum of what the kernel returns.
     """
     work = items + ITEMS_A_ROW * rows
@@ -118,7 +131,7 @@ def over_rows(kernel: Callable[..., int], rows: int, items: int, *arguments: Any
 
 
 if hasattr(os, "register_at_fork"):
-    # A child that is forked while another thread compiles would wait for numba's lock for ever.
+    # A child that is forked while another thread compiles would wait for numba's lock forever.
     os.register_at_fork(
         before=global_compiler_lock.acquire,
         after_in_parent=global_compiler_lock.release,

@@ -1,8 +1,8 @@
-"""exp and log of one number, for loops that a compiler takes several turns of at once, as it does not of math.exp.
+"""exp and log of one number, for loops that a compiler should vectorise, which it cannot do with math.exp.
 
-Results are off by at most 2 units in the last place and underflow gradually. The polynomials are interpolated at
-Chebyshev points. A factory of loops picks those of its dtype from :data:`EXP`, :data:`LOG` and :data:`LOG1P`, or from
-:data:`FLUSHED_EXP`, which is 0 where exp is a subnormal number: a processor takes a hundred cycles for one of these.
+Results are off by at most 2 units in the last place, with gradual underflow. The polynomials are interpolated at
+Chebyshev points. A factory of loops takes those of its dtype from :data:`EXP`, :data:`LOG` and :data:`LOG1P`, or from
+:data:`FLUSHED_EXP`, which is 0 where exp is subnormal: a subnormal number takes a processor a hundred cycles.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -21,7 +21,7 @@ Real = Any  # np.float32 or np.float64
 
 
 def _bit_cast(result, argument, to):
-    """An intrinsic that takes the bits of an argument for a number of another type."""
+    """An intrinsic that reinterprets the bits of its argument as a number of another type."""
 
     @intrinsic
     def cast(context, x):
@@ -35,14 +35,14 @@ _float64_of = _bit_cast(float64, int64, ir.DoubleType())
 _bits_of_32 = _bit_cast(int32, float32, ir.IntType(32))
 _bits_of_64 = _bit_cast(int64, float64, ir.IntType(64))
 
-# log 2 in two parts, the first with so few digits that its products with exponents are exact.
+# log 2 in two parts; the first has so few digits that its products with exponents are exact.
 LOG2_HIGH, LOG2_LOW = 0.693359375, -2.1219444005469058277e-4
-# A number plus this, 1.5 times the first power of 2 without fractions, has the rounded number in its lowest bits.
+# Adding this, 1.5 times the smallest power of 2 without fractions, leaves the rounded number in the lowest bits.
 ROUNDER_32, ROUNDER_64 = np.float32(1.5 * 2**23), 1.5 * 2**52
-NEAR_UNDERFLOW_32, NEAR_UNDERFLOW_64 = np.float32(-86), -700.0  # whose powers of e are still normal numbers
-LIFT = 64  # binary orders by which those below are lifted on the way
-LOWEST_32, LOWEST_64 = np.float32(-104), -746.0  # whose powers of e are 0
-LOWEST_NORMAL_32, LOWEST_NORMAL_64 = np.float32(-87), -708.0  # whose powers of e are the last normal numbers
+NEAR_UNDERFLOW_32, NEAR_UNDERFLOW_64 = np.float32(-86), -700.0  # exp of these is still a normal number
+LIFT = 64  # binary orders by which smaller results are scaled up during the computation
+LOWEST_32, LOWEST_64 = np.float32(-104), -746.0  # exp of these is 0
+LOWEST_NORMAL_32, LOWEST_NORMAL_64 = np.float32(-87), -708.0  # exp of these is about the smallest normal number
 HIGHEST_32, HIGHEST_64 = np.float32(88.3), 709.0
 
 _E32 = tuple(map(np.float32, (0.1666657699, 0.04166655462, 0.008363179053, 0.001392618359)))
@@ -105,8 +105,8 @@ def _flushed_exp64(v):
     return p * scale if v >= LOWEST_NORMAL_64 else 0.0
 
 
-# log x = n log 2 + log(1 + f) with 1 + f from sqrt(1/2) to sqrt 2; with s = f / (2 + f), log(1 + f) = 2 atanh s is
-# 2 s + s^3 R(s^2), and 2 s = f - s f = f - f^2 / 2 + s f^2 / 2, of which f is exact.
+# log x = n log 2 + log(1 + f) with 1 + f between sqrt(1/2) and sqrt 2. With s = f / (2 + f), log(1 + f) = 2 atanh s is
+# 2 s + s^3 R(s^2), and 2 s = f - s f = f - f^2 / 2 + s f^2 / 2, in which f is exact.
 _L32 = tuple(map(np.float32, (0.6666668505, 0.3998877828, 0.2958005305)))
 _L64 = (
     0.666666666666666665, 0.400000000000008776, 0.2857142857080323, 0.222222223918004755, 0.181817956308842364,
@@ -168,5 +168,5 @@ def _log1p64(x):
 
 EXP = {np.float32: _exp32, np.float64: _exp64}
 FLUSHED_EXP = {np.float32: _flushed_exp32, np.float64: _flushed_exp64}
-LOG = {np.float32: _log32, np.float64: _log64}  # of x >= 0, finite
-LOG1P = {np.float32: _log1p32, np.float64: _log1p64}  # of x > -1, finite
+LOG = {np.float32: _log32, np.float64: _log64}  # for finite x >= 0
+LOG1P = {np.float32: _log1p32, np.float64: _log1p64}  # for finite x > -1

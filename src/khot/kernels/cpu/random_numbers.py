@@ -1,7 +1,7 @@
-"""The random numbers of :mod:`khot.kernels.random_numbers.philox` inside numba kernels, a place at a time.
+"""The random numbers of :mod:`khot.kernels.random_numbers.philox` inside numba kernels, one place at a time.
 
-Functions of a seed, a draw, a row and a place, all of them integers; words are uint64 below 2^32. What they are called
-from adds the :class:`~khot.kernels.random_numbers.philox.Place` of the call to its own draw, row and place.
+These are functions of a seed, a draw, a row and a place, all of them integers; words are uint64 below 2^32. The caller
+adds the :class:`~khot.kernels.random_numbers.philox.Place` of the call to its own draw, row and place.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -23,7 +23,7 @@ _FIRST_STEP, _SECOND_STEP = U(0x9E3779B9), U(0xBB67AE85)
 @inlined
 def random_words(seed, draw, row, place):
     """Four numbers of 32 random bits."""
-    a, b, c, d = U(place), U(row), U(draw), U(0)  # numba takes uint64 and int64 together for floats
+    a, b, c, d = U(place), U(row), U(draw), U(0)  # numba promotes uint64 and int64 to float
     low, high = U(seed) & _WORD, U(seed) >> _HALF
     for _ in range(10):
         first, third = a * _FIRST_FACTOR, c * _SECOND_FACTOR
@@ -35,25 +35,25 @@ def random_words(seed, draw, row, place):
 
 @inlined
 def uniform(high, low):
-    """A float64 number uniform on [0, 1), of 53 bits."""
+    """A float64 number uniform on [0, 1), with 53 random bits."""
     return np.float64((high << U(21)) | (low >> U(11))) * 2.0**-53
 
 
 @inlined
 def uniform_pair(seed, draw, row, place):
-    """Those of the even and of the odd unit that share a place."""
+    """The numbers of the even and of the odd unit that share a place."""
     words = random_words(seed, draw, row, place)
     return uniform(words[0], words[1]), uniform(words[2], words[3])
 
 
 def empty_draws(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor of a dtype that loops are compiled for: this one, or bool, from which the draws are to be converted."""
+    """A tensor of a dtype that loops are compiled for: this one, or bool, from which the draws must be converted."""
     return like.new_empty(shape, dtype=dtype if dtype in (torch.float32, torch.float64) else torch.bool)
 
 
 @per_row
 def fill_uniform(seed, draw, row, first_unit, u):
-    """Numbers uniform on [0, 1) for the units of a row from an even one on, as ``uniform_rows`` has them."""
+    """Numbers uniform on [0, 1) for the units of a row from an even unit on, as in ``uniform_rows``."""
     n = u.shape[0]
     for place in range(n // 2):
         u[2 * place], u[2 * place + 1] = uniform_pair(seed, draw, row, first_unit // 2 + place)

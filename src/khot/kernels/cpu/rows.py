@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, types  # type: ignore[attr-defined]  # numba does not say what it exports
+from numba import carray, types  # type: ignore[attr-defined]  # numba does not declare its exports
 from numba.extending import intrinsic
 
 from .loops import inlined, per_row, specialised, summed
@@ -16,7 +16,7 @@ from .loops import inlined, per_row, specialised, summed
 def _rows_at(kind):
     """``(address, rows, n)``: the contiguous numbers of a tensor as an array.
 
-    Without a count of references, which rows as views would change, in memory that all threads share.
+    It has no reference count, since views of rows would change that in memory that all threads share.
     """
 
     @intrinsic
@@ -46,21 +46,21 @@ REALS_AT = {np.float32: _singles, np.float64: doubles_at}
 
 @inlined
 def of_row(address, one, r):
-    """The number of a row: of an array, or where that has no address, one for all rows."""
+    """The number of a row: an entry of an array, or ``one`` for all rows if the address is 0."""
     return one if address == 0 else doubles_at(address, 1, r + 1)[0, r]
 
 
 @inlined
 def distance(x, anchor, inverse, offset):
-    """z of an item, in scales from a threshold."""
+    """The z of an item, its distance from a threshold in scales."""
     return (x - anchor) * inverse - offset
 
 
-CHUNK = 2048  # items whose sums are taken in the dtype of the row before they are added up in float64
+CHUNK = 2048  # items whose sums use the dtype of the row before they are added up in float64
 
 
 def _of_two(name: str):
-    """A function of two numbers that a compiler takes several of at once, as it does not of ``min`` and ``max``."""
+    """A function of two numbers that a compiler can vectorise, unlike ``min`` and ``max``."""
 
     @intrinsic
     def function(context, a, b):
@@ -113,7 +113,7 @@ def dot(x, y):
 
 @inlined
 def difference(a, b):
-    return a - b  # a call of its own: a sum under fastmath would reassociate it
+    return a - b  # not inlined into fastmath sums, which would reassociate it
 
 
 @summed
@@ -128,7 +128,7 @@ def _chunk_moments(x, centre):
 
 @per_row
 def moments(x, centre):
-    """Mean of x - centre, and variance; not finite where the row is not, or nearly not."""
+    """Mean of x - centre, and variance; not finite if the row is not, or almost not."""
     total = squares = 0.0
     n = x.shape[0]
     for i in range(0, n, CHUNK):
@@ -143,7 +143,7 @@ def moments(x, centre):
 def gather_finite(x, kept):
     """Copies the finite items to the start of ``kept``; returns their number and that of +inf, zeros with a NaN."""
     finite = selected = others = 0
-    for v in x:  # without branches, which no processor can foresee
+    for v in x:  # without branches, which no processor could predict
         kept[finite] = v
         finite += abs(v) < np.inf
         selected += v == np.inf
@@ -153,9 +153,9 @@ def gather_finite(x, kept):
 
 @per_row
 def scatter(x, finite, ends, y):
-    """Moves the first entries of y to where x is finite, in their order; elsewhere it is one of the two ``ends``."""
+    """Moves the first entries of y to where x is finite, in their order; elsewhere writes one of the two ``ends``."""
     place = finite - 1
-    for i in range(x.shape[0] - 1, -1, -1):  # from the last one, so that none is overwritten before it is moved
+    for i in range(x.shape[0] - 1, -1, -1):  # from the end, so that no entry is overwritten before it is moved
         is_finite, value = abs(x[i]) < np.inf, y[max(place, 0)]
         y[i] = value if is_finite else ends[1] if x[i] > 0 else ends[0]
         place -= is_finite

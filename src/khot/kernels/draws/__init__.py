@@ -1,22 +1,22 @@
-"""Draws by duels of units and by Brewer's method, which keep exactly the given inclusion probabilities.
+"""Draws by duels of units and by Brewer's method, which have exactly the given inclusion probabilities.
 
-A duel of two units with probabilities a and b, in the pivotal method, decides one of them for good; the other one goes
-on with what is left:
+In the pivotal method, a duel of two units with probabilities a and b decides one of them for good, and the other goes
+on with the rest:
 
     a + b <  1   the loser is out,     the winner goes on with a + b:      b with probability b / (a + b)
     a + b >= 1   the winner is chosen, the loser goes on with a + b - 1:   b with probability (1 - b) / (2 - a - b)
 
-Each duel keeps both expectations, so any schedule of duels that does not look at the outcomes gives every unit its
+Each duel keeps both expectations, so any schedule of duels that does not depend on the outcomes gives every unit its
 probability.
 
-A tournament (``pivotal_draw``) has a random order and a tree for a schedule: O(n) work in O(log n) steps. What goes on
-from a node does not depend on who goes on, so the probabilities go up the tree first and the fates come down: the unit
-that a duel decides gets the fate of the duel, the other one the fate of the node. All in float64, since the sum of many
-probabilities has to end at an integer.
+A tournament (``pivotal_draw``) has a random order and a tree as its schedule: O(n) work in O(log n) steps. The
+probability that leaves a node does not depend on which unit goes on. So the probabilities go up the tree first, and the
+fates come down: the unit that a duel decides gets the fate of the duel, and the other one the fate of the node. All of
+this is in float64, since the sum of many probabilities must end at an integer.
 
-Duels in the given order (``ordered_duels_draw``) go unit by unit, with weights that :mod:`khot.laws.pivotal` makes. A
-unit takes the seat from the carrier with probability take / total, or at once where the seat is empty. In a duel that
-crosses an integer the one of the two that does not sit there afterwards is chosen.
+Duels in the given order (``ordered_duels_draw``) go unit by unit, with weights from :mod:`khot.laws.pivotal`. A unit
+takes the seat from the carrier with probability take / total, or at once if the seat is empty. A duel that crosses an
+integer chooses the one of the two that does not hold the seat afterwards.
 
 Brewer's method (``brewer_draw``) chooses unit by unit; :mod:`khot.laws.brewer` has its formulas and its law.
 
@@ -60,7 +60,7 @@ LONGEST_TOURNAMENT = 4096  # units; longer rows would take too long to sort
 
 def _sorts_soon(probs: Tensor, draws: int) -> str | None:
     if probs.shape[-1] > LONGEST_TOURNAMENT:
-        return f"it takes too long to sort a row of more than {LONGEST_TOURNAMENT} units in a program"
+        return f"sorting a row of more than {LONGEST_TOURNAMENT} units in one program takes too long"
     return DrawOperator.fills_device(probs, draws)
 
 
@@ -96,8 +96,9 @@ class Scores(NamedTuple):
     """Log-probabilities of k-hot values, and their derivative.
 
     Attributes:
-        log_prob: ``(probs, values, size)``: those of values ``(draws, rows, n)``, bool, given balanced probabilities
-            ``(rows, n)``, float64, and the largest number of ones; ``(draws, rows)``, ``-inf`` of impossible values.
+        log_prob: ``(probs, values, size)``: the log-probabilities of values ``(draws, rows, n)``, bool, given balanced
+            probabilities ``(rows, n)``, float64, and the largest number of ones; ``(draws, rows)``, ``-inf`` if
+            impossible.
         derivative: ``(probs, values, g, size)``: dL/dprobs from dL/dlog_prob.
     """
 
@@ -105,6 +106,6 @@ class Scores(NamedTuple):
     derivative: Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
-# What no backend takes, the law composes of torch operations.
+# Calls that no backend takes are composed of torch operations in the law.
 scores = Backends(__name__, "SCORES")
 scores.backend("numba", module=".numba_brewer_scores")

@@ -16,7 +16,7 @@ from .reference_tournament import balance
 
 @per_row
 def _weights(probs, drawn, m, c, cumulative):
-    """Writes the sums of the weights up to each unit, of which those drawn already have none."""
+    """Writes the sums of the weights up to each unit; units drawn already have weight 0."""
     total = 0.0
     for i in range(probs.shape[0]):
         if not drawn[i]:
@@ -26,7 +26,7 @@ def _weights(probs, drawn, m, c, cumulative):
 
 @per_row
 def _search(cumulative, target):
-    """The first unit whose sum is above the target; the last one that has a weight, if rounding leaves none."""
+    """The first unit whose sum is above the target; if rounding leaves none, the last one that has a weight."""
     low, high = 0, cumulative.shape[0] - 1
     while low < high and cumulative[high - 1] == cumulative[high]:
         high -= 1

@@ -1,13 +1,13 @@
 r"""Log-probabilities of Brewer's design in numba, by the recursion over the subsets of a value's units.
 
-With f, w and W of :mod:`khot.laws.brewer` and :math:`a(T) = f(T) / W(T)`, the factors :math:`\pi_j` taken out,
-:math:`f(T) = \sum_{j \in T} a(T \setminus j)\, r_j(T \setminus j)`. The derivative goes through the subsets the other
-way. With :math:`v = 1 / (c + m (1 - \pi))` and :math:`A = (m - 1)(m + c)`,
+With f, w and W of :mod:`khot.laws.brewer` and :math:`a(T) = f(T) / W(T)`, and the factors :math:`\pi_j` taken out,
+:math:`f(T) = \sum_{j \in T} a(T \setminus j)\, r_j(T \setminus j)`. The derivative goes through the subsets in the
+reverse order. With :math:`v = 1 / (c + m (1 - \pi))` and :math:`A = (m - 1)(m + c)`,
 
 .. math:: r = (1 + A v) / m, \qquad \partial r / \partial \pi = A v^2, \qquad
     \partial r / \partial c = -(m - 1) \pi v^2.
 
-Subsets are numbers whose bits are units of the value.
+Subsets are integers whose bits are units of the value.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -25,13 +25,13 @@ from . import Scores
 
 
 class Room(NamedTuple):
-    """Of one value: its units that are drawn, and the others that might be, certain ones left out.
+    """Arrays for one value: its units that are drawn, and the others that might be, without certain ones.
 
     Attributes:
-        units, others: Where they are.
+        units, others: Their indices.
         probs, other_probs: Their probabilities.
-        grads, other_grads: Derivatives in these.
-        chance, weight, distance, pull: Of each subset of the units f, W, c, and the derivative in f.
+        grads, other_grads: Derivatives with respect to these.
+        chance, weight, distance, pull: For each subset of the units f, W, c, and the derivative with respect to f.
     """
 
     units: Any
@@ -57,7 +57,7 @@ def _room(n, size):
 
 @per_row
 def _gather(probs, value, room):
-    """How many units of the value are drawn, and how many others there are; -1 of the former if it is impossible."""
+    """Returns how many units of the value are drawn, -1 if it is impossible, and how many others there are."""
     drawn = others = 0
     for i in range(probs.shape[0]):
         p = probs[i]
@@ -83,7 +83,7 @@ def _sum_over_distances(probs, m, c):
 
 @per_row
 def _score(drawn, others, room):
-    """The chance of the whole value but for the factors pi; fills in what is known of its subsets."""
+    """The probability of the whole value without the factors pi; writes intermediate values of its subsets."""
     probs, outside, last = room.probs, room.other_probs[:others], (1 << drawn) - 1
     for subset in range(last + 1):
         room.chance[subset] = 0.0
@@ -126,7 +126,7 @@ def _log_prob_tasks(from_task, to_task, probs, values, size, out):
 
 @summed
 def _pull_weight(probs, m, c, pull, grads):
-    """Adds dL/dpi of units outside of a value to ``grads``, from ``pull``, dL/dW; and returns dL/dc."""
+    """Adds dL/dpi of units outside a value to ``grads``, given ``pull``, dL/dW; returns dL/dc."""
     spread, total = (m - 1) * (m + c), 0.0
     for i in range(probs.shape[0]):
         inverse = 1.0 / (c + m * (1.0 - probs[i]))
@@ -138,7 +138,7 @@ def _pull_weight(probs, m, c, pull, grads):
 
 @per_row
 def _pull_back(g, drawn, others, room):
-    """The derivatives of g log P, from what :func:`_score` has found of the subsets."""
+    """The derivatives of g log P, from the values that :func:`_score` has written for the subsets."""
     probs, outside, last = room.probs, room.other_probs[:others], (1 << drawn) - 1
     for i in range(others):
         room.other_grads[i] = 0.0

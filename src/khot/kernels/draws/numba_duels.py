@@ -13,7 +13,7 @@ from ..cpu.random_numbers import empty_draws, fill_uniform
 from ..random_numbers.philox import even_place
 from .reference_duels import CERTAIN, CROSSING, EMPTY
 
-STEPS = 8  # of work for a unit, more or less
+STEPS = 8  # of work for a unit, approximately
 
 
 @kernel

@@ -1,8 +1,8 @@
 """Tournaments on a CPU, one after the other: a sort, and duels in place.
 
-A long row needs 13 bytes a unit beside the result. Its keys are first moved to parts that fit into a cache, and each
-part is sorted there. The probabilities then overwrite the keys, and the random numbers of the duels, which would be
-another 8 bytes a unit, are computed again when they are needed.
+A long row needs 13 bytes per unit beside the result. Its keys are first moved to parts that fit into a cache, and each
+part is sorted there. The probabilities then overwrite the keys. The random numbers of the duels, which would be another
+8 bytes per unit, are computed again when they are needed.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..cpu.loops import inlined, kernel, over_rows, per_row
 from ..cpu.random_numbers import empty_draws, random_words, uniform
 
-STEPS = 32  # of work for a unit, more or less
+STEPS = 32  # of work for a unit, approximately
 BITS = 63  # of a random key
 PART = 2**15  # units of the longest row that is sorted as a whole and keeps its random numbers
 TINY = np.finfo(np.float64).tiny
@@ -24,7 +24,7 @@ TINY = np.finfo(np.float64).tiny
 
 @per_row
 def _fill(seed, draw, row, first_unit, start, block, key, luck):
-    """Random bits that end in the number of a place, and uniform numbers, for the places from ``start`` on."""
+    """Random bits whose last bits are the number of a place, and uniform numbers, for the places from ``start`` on."""
     for i in range(key.shape[0]):
         place = start + i
         a, b, c, d = random_words(seed, draw, row, first_unit + place)
@@ -34,7 +34,7 @@ def _fill(seed, draw, row, first_unit, start, block, key, luck):
 
 @per_row
 def _find_bounds(key, first, last, shift, bucket, bound):
-    """Where the buckets of keys with equal first bits begin when they are sorted, from the number ``bucket`` on."""
+    """Where the buckets of keys with equal first bits will begin, from the number ``bucket`` on."""
     for i in range(bound.shape[0]):
         bound[i] = 0
     for i in range(first, last):
@@ -46,7 +46,7 @@ def _find_bounds(key, first, last, shift, bucket, bound):
 
 @per_row
 def _sort(key, first, last, shift, bucket, bound, ordered):
-    """Sorts random keys by their first bits, of which few are the same, and then those few by insertion."""
+    """Sorts random keys by their first bits, in which few are equal, and then those few by insertion."""
     _find_bounds(key, first, last, shift, bucket, bound)
     for i in range(first, last):
         own = (key[i] >> shift) - bucket
@@ -62,7 +62,7 @@ def _sort(key, first, last, shift, bucket, bound, ordered):
 
 @per_row
 def _take_to_parts(key, shift, bound, free):
-    """Permutes keys so that those of each part stand together: the key in hand takes the next free place of its own."""
+    """Permutes keys so that those of each part are together: the key in hand takes the next free place of its part."""
     _find_bounds(key, 0, key.shape[0], shift, 0, bound)
     for part in range(bound.shape[0]):
         free[part] = bound[part]
@@ -83,7 +83,7 @@ def _take_to_parts(key, shift, bound, free):
 def _line_up(key, block, probs, k, unit, p):
     """Units in the order of their keys, and their probabilities by :func:`khot.kernels.draws.balance`.
 
-    ``p`` may have the memory of the keys.
+    ``p`` may use the memory of the keys.
     """
     total = spread = 0.0
     for i in range(probs.shape[0]):
@@ -100,7 +100,7 @@ def _line_up(key, block, probs, k, unit, p):
 
 @inlined
 def _duels(p, unit, half, duels, luck, offset, fate):
-    """Writes the fates of the units that are decided; those that go on take the places of the first ones."""
+    """Writes the fates of the units that are decided; those that go on move to the first places."""
     for i in range(duels):
         left, right = p[i], p[i + half]
         excess = (max(left, right) - 1.0) + min(left, right)
@@ -143,7 +143,7 @@ def _tournaments(first, last, probs, k, seed, first_draw, first_row, first_unit,
 @kernel
 def _long_tournaments(first, last, probs, k, seed, first_draw, first_row, first_unit, bits, x):
     rows, n = probs.shape
-    block, parts, buckets = 1 << bits, 2 * (1 << bits) // PART, PART // 2  # a part has 100 deviations less than PART
+    block, parts, buckets = 1 << bits, 2 * (1 << bits) // PART, PART // 2  # PART is 100 deviations above a part's mean
     part_shift, shift = BITS, BITS - bits
     while 1 << (BITS - part_shift) < parts:
         part_shift -= 1
@@ -162,7 +162,7 @@ def _long_tournaments(first, last, probs, k, seed, first_draw, first_row, first_
         count, half = n, block // 2
         while half > 0:
             for i in range(half, count, PART):
-                some = ordered[: min(PART, count - i)]  # keys that nobody needs
+                some = ordered[: min(PART, count - i)]  # keys that are no longer needed
                 _fill(seed[0], first_draw + draw, first_row + row, first_unit, i, block, some, luck)
                 _duels(p[i - half :], unit[i - half :], half, some.shape[0], luck, 0, fate)
             count, half = half, half // 2
@@ -178,7 +178,7 @@ def pivotal_draw(
     rows = probs.detach() if probs.dtype in (torch.float32, torch.float64) else probs.detach().double()
     rows = rows.reshape(-1, n).contiguous()
     x = empty_draws(rows, (draws * len(rows), n), dtype)
-    sizes = k.reshape(-1).contiguous()  # of an expanded design the loop would else be compiled once more
+    sizes = k.reshape(-1).contiguous()  # for an expanded design the loop would otherwise be compiled again
     arguments = (v.numpy() for v in (rows, sizes, seed))
     loop, bits = _tournaments if n <= PART else _long_tournaments, (n - 1).bit_length()
     over_rows(loop, len(x), STEPS * len(x) * n, *arguments, *first, bits, x.numpy())

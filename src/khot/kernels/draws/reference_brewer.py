@@ -1,4 +1,4 @@
-"""Draw by draw, all rows at once, in plain torch: the definition."""
+"""The definition: draw by draw, all rows at once, in plain torch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from .reference_tournament import balance
 
 
 def drawing_ratio(rest: Tensor, m: int, c: Tensor) -> Tensor:
-    """The weight of units with 1 - pi = ``rest`` > 0 for the next of m draws, over pi.
+    """The weight of units with 1 - pi = ``rest`` > 0 for the next of m draws, divided by pi.
 
     c is the sum of 1 - pi over the units drawn so far.
     """
@@ -26,9 +26,9 @@ def draw_by_draw(probs: Tensor, k: Tensor, size: int, number: Callable[[int], Te
     Args:
         probs: Inclusion probabilities ``(..., n)``, balanced.
         k: Number of ones ``(...)``.
-        size: At least the largest k of any row: the number of steps where ``k`` cannot be read.
-        number: Uniform numbers ``(..., 1)`` for the unit that is drawn when so many, the certain ones among them, are
-            left to draw.
+        size: At least the largest k of any row; the number of steps if ``k`` cannot be read.
+        number: Given how many units, including certain ones, are left to draw, uniform numbers ``(..., 1)`` for the
+            next one.
     """
     probs = probs.contiguous()
     drawn = probs >= 1
@@ -43,7 +43,7 @@ def draw_by_draw(probs: Tensor, k: Tensor, size: int, number: Callable[[int], Te
         target = number(m) * cumulative[..., -1:]
         if can_look(target):
             unit, put = torch.searchsorted(cumulative, target, right=True), Tensor.scatter_
-        else:  # in a vmap, which writes nothing into what all rows share, and where the search wants another layout
+        else:  # in a vmap, which cannot write to tensors that all rows share, and where the search needs another layout
             unit, put = (cumulative <= target).sum(-1, keepdim=True), Tensor.scatter
         unit = unit.clamp(max=probs.shape[-1] - 1)
         drawn = put(drawn, -1, unit, drawn.gather(-1, unit) | active)
@@ -61,8 +61,8 @@ def brewer_draw(probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], dr
         seed: From :func:`khot.kernels.random_numbers.philox.draw_seed`.
         first: The :class:`~khot.kernels.random_numbers.philox.Place` of the first draw, row and unit among all of the
             seed.
-        draws: Draws of each row.
-        dtype: Of the result.
+        draws: Number of draws for each row.
+        dtype: Dtype of the result.
     """
     *batch, n = probs.shape
     rows = math.prod(batch)

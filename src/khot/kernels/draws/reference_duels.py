@@ -1,4 +1,4 @@
-"""The pivotal method in the given order, unit by unit, all draws at once: the definition."""
+"""The definition of the pivotal method in the given order: unit by unit, all draws at once."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ CROSSING, EMPTY, CERTAIN = 1, 2, 4  # bits of a duel's kind
 
 
 def kinds(crossing: Tensor, empty: Tensor, certain: Tensor) -> Tensor:
-    """Whether a duel chooses one of the two, whether the seat is empty, whether the unit is chosen without a duel."""
+    """Bits: whether a duel chooses one of the two, the seat is empty, and a unit is chosen without a duel."""
     return crossing.byte() * CROSSING | empty.byte() * EMPTY | certain.byte() * CERTAIN
 
 
@@ -45,8 +45,8 @@ def ordered_duels_draw(
         seed: From :func:`khot.kernels.random_numbers.philox.draw_seed`.
         first: The :class:`~khot.kernels.random_numbers.philox.Place` of the first draw, row and unit among all of the
             seed.
-        draws: Draws of each row.
-        dtype: Of the result.
+        draws: Number of draws for each row.
+        dtype: Dtype of the result.
     """
     *batch, n = take.shape
     return draw_in_order(take, total, kind, uniform_rows(seed, draws, batch, n, first)).to(dtype)

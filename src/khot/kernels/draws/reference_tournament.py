@@ -1,4 +1,4 @@
-"""Tournaments of all rows and draws at once, round by round: the definition, in plain torch."""
+"""The definition of tournaments: all rows and draws at once, round by round, in plain torch."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,13 +9,13 @@ from .. import random_numbers
 from ..exact.small_numbers import constant_if_tiny
 from ..random_numbers.philox import Place, random_words, uniform
 
-Luck = Callable[[int, int], Tensor]  # uniform numbers for the places from the first to before the last one
+Luck = Callable[[int, int], Tensor]  # uniform numbers for the places from the first up to the last, exclusive
 
 
 def balance(probs: Tensor, k: Tensor) -> Tensor:
-    """Takes the rounding error out of inclusion probabilities: float64 values near ``probs`` whose rows sum to ``k``.
+    """Removes the rounding error of inclusion probabilities: float64 values near ``probs`` whose rows sum to ``k``.
 
-    The difference is spread in proportion to ``probs * (1 - probs)``, which leaves 0 and 1 alone. Differentiable.
+    The difference is spread in proportion to ``probs * (1 - probs)``, which leaves 0 and 1 unchanged. Differentiable.
     """
     probs = probs.double()
     spread = probs * (1 - probs)
@@ -24,7 +24,7 @@ def balance(probs: Tensor, k: Tensor) -> Tensor:
 
 
 def missing_share(probs: Tensor, k: Tensor) -> Tensor:
-    """How much of ``probs * (1 - probs)`` :func:`balance` adds to each unit of a row, ``(..., 1)`` in float64."""
+    """The multiple of ``probs * (1 - probs)`` that :func:`balance` adds to a row, ``(..., 1)`` in float64."""
     probs = probs.double()
     return _share(probs, probs * (1 - probs), k)
 
@@ -45,8 +45,8 @@ def pivotal_draw(
         seed: From :func:`khot.kernels.random_numbers.philox.draw_seed`.
         first: The :class:`~khot.kernels.random_numbers.philox.Place` of the first draw, row and unit among all of the
             seed.
-        draws: Draws of each row.
-        dtype: Of the result.
+        draws: Number of draws for each row.
+        dtype: Dtype of the result.
     """
     n, start = probs.shape[-1], Place(*first)
     block = 1 << (n - 1).bit_length()
@@ -63,16 +63,16 @@ def tournament(
 ) -> Tensor:
     """k-hot draws ``(draws, *batch, n)`` by tournaments in random order, with torch's random numbers.
 
-    A long row takes much memory, hence what is dropped here as soon as it has been used.
+    A long row takes much memory, so tensors are dropped here as soon as they have been used.
 
     Args:
         probs: Inclusion probabilities ``(*batch, n)``.
-        draws: Draws of each row.
-        generator: Source of randomness, torch's default one if None.
-        share: The :func:`missing_share` of probabilities that are not balanced yet, which takes the least memory here.
+        draws: Number of draws for each row.
+        generator: Source of randomness; by default torch's own.
+        share: The :func:`missing_share` of probabilities that are not balanced yet; balancing here takes least memory.
 
     Returns:
-        Boolean tensor with exactly k ones in each row; never a unit of probability 0, always those of probability 1.
+        Boolean tensor with exactly k ones in each row; units of probability 0 never are, those of probability 1 always.
     """
     shape, n, device = (draws, *probs.shape), probs.shape[-1], probs.device
     rest = None
@@ -88,7 +88,7 @@ def tournament(
     order = random_numbers.shuffled(shape, device, generator)
     units = [_lined_up(probs.expand(shape), order, share)]
     order = order.to(torch.int32 if n < 2**31 else torch.int64)
-    drawn = _play(units.pop(), luck)  # which alone holds on to them, and drops them after the first round
+    drawn = _play(units.pop(), luck)  # passes on the only reference, so the tensor is freed after the first round
     return torch.empty_like(drawn).scatter(-1, order.long(), drawn)
 
 
@@ -98,7 +98,7 @@ def _lined_up(probs: Tensor, order: Tensor, share: Tensor | None) -> Tensor:
 
 
 def _play(probs: Tensor, luck: Luck) -> Tensor:
-    """The fates of the units, which stand at their places; a duel takes the random number of its second place."""
+    """The fates of the units at their places; a duel uses the random number of its second place."""
     duels = []
     while (count := probs.shape[-1]) > 1:
         half = 1 << ((count - 1).bit_length() - 1)
@@ -106,7 +106,7 @@ def _play(probs: Tensor, luck: Luck) -> Tensor:
         chosen, right_goes_on, winner = _duel(left, right, luck(half, count))
         duels.append((chosen, right_goes_on))
         probs = torch.cat([winner, bye], dim=-1)
-    fate = probs > 0.5  # of the last unit standing: its probability is 0 or 1 up to the rounding of the whole sum
+    fate = probs > 0.5  # of the last unit: its probability is 0 or 1 up to the rounding of the whole sum
     for chosen, right_goes_on in reversed(duels):
         node, bye = fate.tensor_split([chosen.shape[-1]], dim=-1)
         left_fate = torch.where(right_goes_on, chosen, node)
@@ -116,12 +116,12 @@ def _play(probs: Tensor, luck: Luck) -> Tensor:
 
 
 def _duel(left: Tensor, right: Tensor, luck: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The fate of the unit that is decided, whether the other one is that on the right, and what that goes on with."""
+    """The fate of the decided unit, whether the other one is on the right, and the probability that it goes on with."""
     excess = torch.maximum(left, right).sub_(1).add_(torch.minimum(left, right))  # a + b - 1, rounded once
     chosen = excess >= 0
     first = torch.where(chosen, 1 - left, right)
     total = torch.where(chosen, 1 - right, left).add_(first)
-    # The unit on the right is chosen with its part of the total, or goes on with it: where a + b is 1 up to rounding
-    # either comes to the same.
+    # The unit on the right is chosen with its share of the total, or goes on with it. If a + b is 1 up to rounding,
+    # both have the same effect.
     right_goes_on = (luck * total < first) ^ chosen
     return chosen, right_goes_on, torch.where(chosen, excess, total)

@@ -1,10 +1,10 @@
 """Brewer's draws in Triton: one program makes all steps of a draw, with the row on chip.
 
-The unit of a step is the first one whose cumulative weight exceeds a uniform share of the whole. The scan adds in an
-order of its own, so that it may fall by rounding: units without a weight are left out of the search.
+The unit of a step is the first one whose cumulative weight exceeds a uniform share of the total. The scan adds in its
+own order, so rounding may make it fall: units without a weight are excluded from the search.
 
 Layout: probs (rows, n), unit last stride; k (rows,); x (draws, n), the rows of a sample one after another. Arithmetic
-in float64, whatever the dtype of probs.
+is in float64, whatever the dtype of probs.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -22,7 +22,7 @@ from .triton_tournament import balance, draw_by_programs
 
 @triton.jit
 def _unit_of(weight, lane, share, BLOCK: tl.constexpr):
-    """The first unit whose cumulative weight exceeds the share of the whole; the last with a weight if none does."""
+    """The first unit whose cumulative weight exceeds the share of the total; the last with a weight if none does."""
     cumulative, has_weight = tl.cumsum(weight, 0), weight > 0
     beyond = has_weight & (cumulative > share * tl.sum(weight, 0))
     last = tl.max(tl.where(has_weight, lane, 0), 0)

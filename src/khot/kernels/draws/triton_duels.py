@@ -1,6 +1,6 @@
 """The duels of :mod:`khot.kernels.draws` in Triton: one program goes through a draw, a tile at a time.
 
-Who sits in the seat is the last unit that took it, a running maximum; between tiles it is one number.
+The unit in the seat is the last one that took it, found by a running maximum; between tiles it is one number.
 
 Layout: take, total, kind (rows, n), unit last stride; x (draws, n), the rows of a sample one after another.
 """
@@ -53,7 +53,7 @@ def _ordered_duels(
         carrier = tl.where(lane > 0, tl.gather(seat, tl.maximum(lane - 1, 0), 0), sitting)
         chosen = tl.where(takes, carrier, unit)
         store_tile(x_ptr, tl.where((kind & CERTAIN) > 0, 1.0, 0.0), start, n, BLOCK)
-        tl.debug_barrier()  # the next store is on top of this one
+        tl.debug_barrier()  # the next store overwrites this one
         one = tl.full((BLOCK,), 1.0, tl.float32).to(x_ptr.dtype.element_ty)
         tl.store(x_ptr + chosen, one, mask=there & ((kind & CROSSING) > 0) & (chosen >= 0))
         sitting = tl.max(seat, 0)

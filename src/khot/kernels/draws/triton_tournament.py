@@ -1,12 +1,12 @@
 """The tournament of :mod:`khot.kernels.draws` in Triton: one program plays all duels of a draw, on chip.
 
-Random bits, with the number of a unit in the last ones, are sorted: the random order. In every round the first half of
-the places meets the second, writes the fates of the units that it decides, and those that go on are half as many. Units
-beyond the row fill it up to a power of two; having no probability they lose, and change none. The duel of place i with
-place j takes the random number of place j, which is in no other duel as the second.
+Random bits, with the number of a unit in the last ones, are sorted: this is the random order. In every round the first
+half of the places duels with the second half and writes the fates of the units that are decided; half as many go on.
+Units beyond the row fill it up to a power of two; with probability 0 they lose, and change nothing. The duel of places
+i and j uses the random number of place j, which is the second place in no other duel.
 
 Layout: probs (rows, n), unit last stride; k (rows,); x (draws, n), the rows of a sample one after another. Arithmetic
-in float64, whatever the dtype of probs.
+is in float64, whatever the dtype of probs.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -45,7 +45,7 @@ def _tournament(
     place = tl.arange(0, BLOCK)
     a, b, c, d = random_words(tl.load(seed_ptr), draw, number, first_unit + place)
     bits = ((a.to(tl.uint64) << 31) | (b >> 1).to(tl.uint64)).to(tl.int64)
-    bits = tl.where(place < n, bits, 0x7FFFFFFFFFFFFFFF)  # what fills the row up comes last
+    bits = tl.where(place < n, bits, 0x7FFFFFFFFFFFFFFF)  # padding comes last
     unit = (tl.sort((bits & -BLOCK) | place) & (BLOCK - 1)).to(tl.int32)  # at each place of the order
     p = tl.load(p_ptr + row * stride_p + unit, mask=unit < n, other=0.0).to(tl.float64)
     p = balance(p, tl.load(k_ptr + row * stride_k))
@@ -57,7 +57,7 @@ def _tournament(
         excess = (tl.maximum(p, right) - 1.0) + tl.minimum(p, right)
         chosen = excess >= 0
         total = tl.where(chosen, (1.0 - p) + (1.0 - right), p + right)
-        # So put that where p + right is 1 up to rounding either case has the same end.
+        # Written so that where p + right is 1 up to rounding, both cases end the same way.
         right_goes_on = (luck * total < tl.where(chosen, 1.0 - p, right)) ^ chosen
         decided = tl.where(right_goes_on, unit, right_unit)
         tl.store(x_ptr + decided, chosen.to(tl.float32).to(x_ptr.dtype.element_ty), mask=(place < half) & (decided < n))

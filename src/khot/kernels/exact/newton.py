@@ -1,10 +1,10 @@
 """Many scalar roots at once: Newton's method inside a bracket, for decreasing residuals of any shape.
 
-The bracket narrows with every evaluation. A step that leaves it, or does not halve the step before last, gives way to a
-cut of the bracket: the secant across it and its middle in turns, because a threshold over items many scales apart has a
-staircase for a residual, which a secant gets near and only bisection is sure to descend. What is not found after
-NEWTON_STEPS is bisected among the doubles, of which there are 2^64: after HALVINGS more evaluations the bracket holds
-none. So every search ends at a root or between two neighbouring doubles.
+The bracket narrows with every evaluation. A step that leaves it, or does not halve the step before last, is replaced by
+a cut of the bracket: alternately the secant across it and its middle. A threshold over items many scales apart has a
+residual like a staircase, which a secant approaches but only bisection certainly descends. Roots that are not found
+after NEWTON_STEPS are bisected among the 2^64 doubles: after HALVINGS more evaluations the bracket contains none. So
+every search ends at a root or between two neighbouring doubles.
 """
 
 from collections.abc import Callable
@@ -13,29 +13,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-NEWTON_STEPS = 36  # usual are 3 to 15
+NEWTON_STEPS = 36  # 3 to 15 are usual
 HALVINGS = 66
-NEAR = 2**-18  # what tells an entry almost at its cap from others, in float32 too
-COARSEST = 2**-36  # in scales: how far apart the doubles next to t may be for a piece of a compact link between them
+NEAR = 2**-18  # distance that separates an entry almost at its cap from others, in float32 too
+COARSEST = 2**-36  # in scales: largest spacing of doubles near t at which a piece of a compact link is resolved
 MAX_STEPS = NEWTON_STEPS + HALVINGS
-CLOSED_FROM = 4  # the evaluation from which on it is worth a look whether a bracket has closed
-STEPS_PER_SYNC = 8  # how often an accelerator's host looks whether all rows are done
+CLOSED_FROM = 4  # the evaluation from which on it pays to test whether a bracket has closed
+STEPS_PER_SYNC = 8  # how often the host of an accelerator tests whether all rows are done
 RESOLUTION = 4e-16  # relative, of a float64 root
 
 Evaluation = tuple[Tensor, Tensor, Tensor]
-"""At t: the step proposed, not finite where there is none; the residual; whether t and that step make the root."""
+"""At t: the proposed step, not finite if there is none; the residual; whether t plus that step is the root."""
 
 
 class Root(NamedTuple):
-    """Where a search ended, float64 but for the last two.
+    """The end of a search; float64 except for the last two.
 
     Attributes:
         t: The root, rounded.
-        rest: What the rounding took: the root is t + rest.
+        rest: The part lost by rounding: the root is t + rest.
         low: Lower end of the bracket, where the residual is positive.
         high: Upper end, where it is negative.
         done: Whether the search has ended.
-        found: Whether at a root, rather than between two neighbouring doubles.
+        found: Whether it ended at a root, rather than between two neighbouring doubles.
     """
 
     t: Tensor
@@ -47,18 +47,18 @@ class Root(NamedTuple):
 
 
 def arithmetic_mean(low: Tensor, high: Tensor) -> Tensor:
-    """The middle of the bracket for roots whose size is known."""
+    """The middle of the bracket, for roots of known magnitude."""
     return 0.5 * low + 0.5 * high  # their difference may overflow
 
 
 def _ordinal(t: Tensor) -> Tensor:
-    """The number of a double in their order, from its bits: those of negative numbers run backwards."""
+    """The number of a double in their order, from its bits, which run backwards for negative numbers."""
     bits = t.contiguous().view(torch.int64)
     return torch.where(bits < 0, torch.iinfo(torch.int64).min - bits, bits)
 
 
 def ordinal_mean(low: Tensor, high: Tensor) -> Tensor:
-    """The double in the middle of those between two doubles."""
+    """The double in the middle of all doubles between two doubles."""
     a, b = _ordinal(low), _ordinal(high)
     middle = (a >> 1) + (b >> 1) + (a & b & 1)
     return torch.where(middle < 0, torch.iinfo(torch.int64).min - middle, middle).view(torch.float64)
@@ -74,17 +74,17 @@ def guarded_newton(
     middle: Callable[[Tensor, Tensor], Tensor] = arithmetic_mean,
     max_steps: int = MAX_STEPS,
 ) -> Root:
-    """The roots t in float64; what is not ``done`` in the result has not had enough steps, or residuals that are NaN.
+    """The roots t in float64; rows that are not ``done`` had too few steps, or residuals of NaN.
 
     Args:
-        evaluate: What to do at t, for all rows.
-        t: Where to start, inside the bracket.
+        evaluate: The evaluation at t, for all rows.
+        t: Start inside the bracket.
         bracket: Ends with a residual >= 0 and <= 0.
-        residuals: About the residuals there, for the secant.
-        done: Rows to leave as they are.
-        tolerance: A step as small as this is the last; so is a bracket.
+        residuals: Approximate residuals there, for the secant.
+        done: Rows to leave unchanged.
+        tolerance: A step of this size is the last, and so is a bracket.
         middle: The point that halves a bracket.
-        max_steps: After how many evaluations to stop, whatever the rows.
+        max_steps: Number of evaluations after which to stop in any case.
     """
     (low, high), (r_low, r_high) = bracket, residuals
     last = older = high - low
@@ -107,7 +107,7 @@ def guarded_newton(
             proposal = ordinal_mean(low, high)
         if tolerance is not None:
             there = there | (size <= tolerance)
-        rest, found = torch.where(there, step, rest), found | there  # the same again in rows that stay where they are
+        rest, found = torch.where(there, step, rest), found | there  # unchanged in rows that stay where they are
         done = done | there
         if i >= CLOSED_FROM:
             done = done | (torch.nextafter(low if tolerance is None else low + tolerance, high) >= high)

@@ -1,9 +1,10 @@
-"""Functions of rows that are made slab by slab, and made again for derivatives: memory for a slab, not for all rows.
+"""Functions of rows that are computed slab by slab, and again for derivatives, to need memory for one slab only.
 
-A function of tensors whose first dimension counts independent rows is applied to slabs of some rows each. Saved for
-backward: the arguments. A derivative is a function of rows again, of the arguments and the cotangents or tangents; it
-makes what it needs of a slab anew. So derivatives of every order and mode follow. On a CPU, where slabs that fit into
-its caches also take less time; accelerators have kernels of their own, and want all rows at once.
+A function of tensors whose first dimension counts independent rows is applied to slabs of some rows each. Only the
+arguments are saved for the backward pass. A derivative is again a function of rows, of the arguments and the cotangents
+or tangents, and computes what it needs of a slab again. So derivatives of every order and mode follow. This is for
+CPUs, where slabs that fit into the caches also take less time; accelerators have their own kernels, which need all rows
+at once.
 """
 
 import math
@@ -23,7 +24,7 @@ from ..operators.autograd import with_forward_mode
 
 MOST_SLABS = 6  # each costs a few milliseconds of small operations; a sixth of a hundred times the input is enough
 
-_thread = threading.local()  # whose attribute ``inside`` says whether a slab is being made
+_thread = threading.local()  # its attribute ``inside`` tells whether a slab is being computed
 
 Tensors = tuple[Tensor, ...]
 RowFunction = Callable[..., Tensors]
@@ -33,9 +34,9 @@ def in_slabs(function: RowFunction, size: int, *arguments: Tensor) -> Tensors:
     """``function(*arguments)`` by slabs of at most ``size`` rows.
 
     Args:
-        function: From tensors ``(rows, ...)``, those of a floating-point dtype differentiable, to a tuple of such.
+        function: Maps tensors ``(rows, ...)``, differentiable if of a floating-point dtype, to a tuple of such tensors.
         size: Rows of a slab.
-        *arguments: As for the function.
+        *arguments: The arguments of the function.
     """
     if len(arguments[0]) <= size or in_slab() or not runs_on_cpu(*arguments):
         return function(*arguments)
@@ -46,13 +47,13 @@ def in_slabs(function: RowFunction, size: int, *arguments: Tensor) -> Tensors:
 def by_rows(function: RowFunction, largest: int, *arguments: Tensor, most: int | None = MOST_SLABS) -> Tensors:
     """``function(*arguments)`` of tensors ``(..., length)``, by slabs of about ``largest`` entries.
 
-    What is called of a slab is not cut again.
+    Calls inside a slab are not split again.
 
     Args:
-        function: Of rows with any one leading dimension, or with those that the arguments have, if they are small.
-        largest: Entries, of the broadcast first argument, that are no slabs yet.
-        *arguments: Tensors whose shapes but for the last dimension broadcast.
-        most: Slabs at most, which are larger then; as many as there are if None.
+        function: For rows with any one leading dimension, or with those of the arguments if these are small.
+        largest: Number of entries of the broadcast first argument up to which there are no slabs.
+        *arguments: Tensors whose shapes without the last dimension broadcast.
+        most: Largest number of slabs, which become larger instead; None for no limit.
 
     Returns:
         Tensors ``(..., *rest)`` from the ``(rows, *rest)`` that the function returns.
@@ -68,12 +69,12 @@ def by_rows(function: RowFunction, largest: int, *arguments: Tensor, most: int |
 
 
 def in_slab() -> bool:
-    """Whether a slab is being made, which is not cut again."""
+    """Whether a slab is being computed, which is not split again."""
     return getattr(_thread, "inside", False)
 
 
 def slab_size(rows: int, elements: int, largest: int, most: int | None = MOST_SLABS) -> int:
-    """Rows of a slab of at most ``largest`` elements, or of more if there were too many slabs; all of about a size."""
+    """Rows of a slab of at most ``largest`` elements, or more if there were too many slabs; all of similar size."""
     slabs = max(1, math.ceil(rows * elements / largest))
     slabs = slabs if most is None else min(slabs, most)
     return max(1, math.ceil(rows / slabs))
@@ -84,7 +85,7 @@ def _differentiable(arguments: Tensors) -> list[int]:
 
 
 def _split(function: RowFunction, arguments: Tensors) -> tuple[Callable[..., Tensors], list[Tensor]]:
-    """The function of the differentiable arguments alone, and these."""
+    """The function of the differentiable arguments only, and these arguments."""
     where = _differentiable(arguments)
 
     def of_differentiable(*inputs: Tensor) -> Tensors:
@@ -95,15 +96,15 @@ def _split(function: RowFunction, arguments: Tensors) -> tuple[Callable[..., Ten
 
 
 def _pulled_back(function: RowFunction, count: int) -> RowFunction:
-    """From the arguments, ``count`` of them, and the cotangents of the results to those of the arguments."""
+    """Maps the arguments, ``count`` of them, and the cotangents of the results to the cotangents of the arguments."""
 
     def pull_back(*arguments: Tensor) -> Tensors:
         of_differentiable, inputs = _split(function, arguments[:count])
         if not runs_on_cpu(*arguments):
             results: Tensors = torch.func.vjp(of_differentiable, *inputs)[1](arguments[count:])
             return results
-        further = torch.is_grad_enabled()  # this itself is being differentiated
-        with torch.enable_grad():  # plain autograd, which costs less than a transform of functions
+        further = torch.is_grad_enabled()  # this derivative is being differentiated
+        with torch.enable_grad():  # plain autograd costs less than a transform of functions
             inputs = [x if further and x.requires_grad else x.detach().requires_grad_() for x in inputs]
             values = zip(of_differentiable(*inputs), arguments[count:], strict=True)
             outputs, cotangents = zip(*((y, g) for y, g in values if y.requires_grad), strict=True)
@@ -115,13 +116,14 @@ def _pulled_back(function: RowFunction, count: int) -> RowFunction:
 
 
 def _pushed_forward(function: RowFunction, count: int) -> RowFunction:
-    """From the arguments and the tangents of the differentiable ones to those of the results."""
+    """Maps the arguments and the tangents of the differentiable ones to the tangents of the results."""
 
     def push_forward(*arguments: Tensor) -> Tensors:
         of_differentiable, inputs = _split(function, arguments[:count])
         values, transposed = torch.func.vjp(of_differentiable, *inputs)[:2]
         zeros = [torch.zeros_like(y) for y in values]
-        # The transposed map is linear, and its own derivative transposed: torch.func.jvp does not nest in other modes.
+        # The transposed map is linear, so its derivative is transposed again: torch.func.jvp does not nest in other
+        # modes.
         results: Tensors = torch.func.vjp(lambda *g: transposed(g), *zeros)[1](arguments[count:])
         return results
 

@@ -1,7 +1,7 @@
-"""Rows of scores: the dtype they are computed in, their range, their distances from a threshold in scales.
+"""Rows of scores: the dtype of their computation, their range, and their distances from a threshold in scales.
 
-A threshold is t = anchor + offset * scale in two float64 numbers, the anchor a number of the computing dtype: then
-x - anchor is exact for the items near t, and z = (x - anchor) / scale - offset accurate relative to itself.
+A threshold t = anchor + offset * scale is stored as two float64 numbers; the anchor is a number of the computing dtype.
+So x - anchor is exact for items near t, and z = (x - anchor) / scale - offset has full relative accuracy.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from khot._distributed.shards import Shards
 
-SAMPLE_SIZE = 1024  # rows of more than four times this many items start from the root of a sample of about this size
+SAMPLE_SIZE = 1024  # rows of more than four times this length start from the root of a sample of about this size
 FARTHEST = {torch.float32: 1e37, torch.float64: 1e306}  # in scales, as good as infinite
 
 
@@ -30,8 +30,8 @@ class Threshold(NamedTuple):
 
 def distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
     """z = (x - t) / scale in x's dtype, (..., n); differentiable to any order in x, the scale and the offset."""
-    half = 0.5 * x - (0.5 * at.anchor).to(x.dtype).unsqueeze(-1)  # x - t may overflow, and differences of halves do not
-    # A quotient, of whose derivatives none squares the scale, which underflows or overflows where the result does not.
+    half = 0.5 * x - (0.5 * at.anchor).to(x.dtype).unsqueeze(-1)  # x - t may overflow, but differences of halves do not
+    # As a quotient: no derivative then squares the scale, which would underflow or overflow where the result does not.
     return half / (0.5 * scale).to(x.dtype).unsqueeze(-1) - at.offset.to(x.dtype).unsqueeze(-1)
 
 
@@ -46,14 +46,14 @@ def in_rows_of(x: Tensor, value: Tensor | float, on_host: bool = False) -> Tenso
 
 
 def with_an_item(x: Tensor, masked: float) -> Tensor:
-    """x (..., n), with one item, a masked one, where there are none: nothing takes the maximum of nothing."""
+    """x (..., n), with one masked item if it has none, since an empty maximum is not allowed."""
     return x if x.shape[-1] else pad(x, (0, 1), value=masked)
 
 
 class Span(NamedTuple):
-    """Of each row: smallest and largest finite entry, number of finite and of +inf entries, whether there is a NaN.
+    """For each row: smallest and largest finite entry, number of finite and of +inf entries, whether there is a NaN.
 
-    And mean and variance of the finite entries, where they come with what else is asked of other processes.
+    Also mean and variance of the finite entries, if they come with other numbers from other processes anyway.
     """
 
     lowest: Tensor
@@ -83,7 +83,7 @@ def row_range(x: Tensor, shards: Shards | None = None) -> Span:
 
 
 def _range_of_parts(x: Tensor, shards: Shards) -> Span:
-    """By two collectives, one of maxima and one of sums."""
+    """The span from two collectives, one of maxima and one of sums."""
     finite, nan = x.isfinite(), x.isnan().any(-1)
     lowest, highest = torch.where(finite, x, torch.inf).amin(-1), torch.where(finite, x, -torch.inf).amax(-1)
     kept = torch.where(finite, x, 0.0)

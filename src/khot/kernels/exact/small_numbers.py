@@ -1,8 +1,9 @@
-"""Logarithms and quotients of probabilities near the end of the floating-point range, with derivatives that stay in it.
+"""Logarithms and quotients of probabilities near the end of the floating-point range, with representable derivatives.
 
 The derivative of log x is 1 / x, and that of 1 / x would be 1 / x², which overflows long before x underflows, although
-what it multiplies is as small. Taken relative to its own value, as a constant, x is 1, and so are the powers of it in
-all derivatives. A number below ``TINY`` keeps its value and counts as a constant: its derivative is out of range.
+it is multiplied by something equally small. Relative to its own value, taken as a constant, x is 1, and so are its
+powers in all derivatives. A number below ``TINY`` keeps its value and counts as a constant: its derivative is out of
+range.
 """
 
 import torch
@@ -12,7 +13,7 @@ TINY = torch.finfo(torch.float64).tiny  # the reciprocals of smaller numbers may
 
 
 def constant_if_tiny(x: Tensor) -> Tensor:
-    """Cuts the gradient of entries whose reciprocals, of the order of derivatives of logarithms, are out of range."""
+    """Removes the gradient of entries whose reciprocals, the size of derivatives of logarithms, are out of range."""
     return torch.where(x < torch.finfo(x.dtype).tiny, x.detach(), x)
 
 
@@ -37,5 +38,5 @@ def log_odds(probs: Tensor) -> Tensor:
 
 
 def sigmoid(log_odds: Tensor) -> Tensor:
-    """The probability with these log-odds; next to 1 its derivative, unlike that of ``torch.sigmoid``, is not 0."""
+    """The probability with these log-odds; unlike that of ``torch.sigmoid``, its derivative next to 1 is not 0."""
     return torch.where(log_odds > 0, 1 - torch.sigmoid(-log_odds), torch.sigmoid(log_odds))

@@ -1,30 +1,29 @@
-"""Blocks and warps: how Triton kernels go through rows. Each kernel has a table of its own beside it.
+"""Blocks and warps: how Triton kernels process rows. Each kernel has its own table.
 
-A thread holds up to 16 float32 or 4 float64 entries of a row, which is what the registers have room for beside the root
-finder's numbers, so that nothing spills; the longest rows that stay on chip have 32 entries in a thread. Longer rows
-are read in tiles; few of them are split over all multiprocessors, which costs a launch for each step of the root
-finder.
+A thread holds up to 16 float32 or 4 float64 entries of a row. This is what the registers can hold beside the root
+finder's numbers without spilling; in the longest rows that stay on chip a thread has 32 entries. Longer rows are read
+in tiles. A few of them are split over all multiprocessors, which costs a launch for each step of the root finder.
 """
 
 from typing import NamedTuple
 
 import torch
 
-# Up to how many entries a row stays in registers with how many warps, by the dtype of the arithmetic.
+# For each dtype of the arithmetic: row lengths up to which a row stays in registers, with the number of warps.
 Table = dict[torch.dtype, tuple[tuple[int, int], ...]]
-DOUBLE = ((128, 1), (512, 4), (1024, 8), (2048, 16))  # of a kernel with few numbers besides the row
-TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles
+DOUBLE = ((128, 1), (512, 4), (1024, 8), (2048, 16))  # for kernels with few numbers besides the row
+TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps for rows that are read in tiles
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
-PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
+PROGRAMS = 264  # number of programs that a split aims at: two for each multiprocessor of a large device
 
 
 class Plan(NamedTuple):
-    """How a kernel goes through rows.
+    """How a kernel processes rows.
 
     Attributes:
         block: Entries that a program holds at a time, a power of 2.
         warps: Warps of a program.
-        resident: Whether that is the whole row.
+        resident: Whether a block is the whole row.
         splits: Programs per row.
     """
 
@@ -34,7 +33,7 @@ class Plan(NamedTuple):
     splits: int
 
     def chunks(self, n: int) -> tuple[int, int]:
-        """Number and length of the chunks of whole blocks that the programs of a row of n take, the last the rest."""
+        """Number and length of the chunks of whole blocks into which a row of n is split; the last has the rest."""
         length = -(-n // (self.splits * self.block)) * self.block
         return -(-n // length), length
 

@@ -1,6 +1,6 @@
-"""The random numbers of :mod:`khot.kernels.random_numbers.philox` inside Triton kernels, where nothing stores them.
+"""The random numbers of :mod:`khot.kernels.random_numbers.philox` inside Triton kernels, which do not store them.
 
-The seed is in device memory, so that a replayed graph draws anew and nobody waits for the device.
+The seed is in device memory, so a replayed graph makes new draws, and the host does not wait for the device.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def place_of(serial, rows, first_draw, first_row):
-    """Draw and row of the seed for the draw and row of a call with this number, the rows of a draw after each other."""
+    """Draw and row of the seed for this number of a draw and row in a call; the rows of a draw are consecutive."""
     return serial // rows + first_draw, serial % rows + first_row
 
 
@@ -30,12 +30,12 @@ def _fraction(high, low):
 
 @triton.jit
 def uniform_and_rest(high, low):
-    """u uniform on (0, 1) and 1 - u in float32 from 64 bits, neither of them 0, each to its own relative accuracy."""
+    """u uniform on (0, 1) and 1 - u in float32 from 64 bits, neither of them 0, each with its own relative accuracy."""
     return _fraction(high, low | 1), _fraction(high ^ 0xFFFFFFFF, (low ^ 0xFFFFFFFF) | 1)
 
 
 @triton.jit
 def uniform_double(high, low):
-    """A float64 number uniform on [0, 1), of 53 bits."""
+    """A float64 number uniform on [0, 1), with 53 random bits."""
     bits = (high.to(tl.uint64) << 21) | (low >> 11).to(tl.uint64)
     return bits.to(tl.float64) * 1.1102230246251565e-16  # 2^-53

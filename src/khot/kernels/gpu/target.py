@@ -1,6 +1,6 @@
-"""What a kernel is compiled for: whether it is CUDA, and whether Triton interprets it.
+"""The target of a compilation: whether it is CUDA, and whether Triton interprets the kernel.
 
-Triton has a function for the first from 3.5 on; in 3.4 the options of the compiler know it.
+Triton has a function for the former from 3.5 on; in 3.4 the options of the compiler tell.
 """
 
 # mypy: disable-error-code="no-untyped-def"

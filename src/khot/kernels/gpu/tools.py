@@ -1,4 +1,4 @@
-"""What the launchers of Triton kernels over rows share: how tensors and numbers per row get to a program."""
+"""What the launchers of Triton kernels over rows share: how tensors and numbers per row are passed to a program."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -23,7 +23,7 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 @triton.jit
 def reciprocal(x):
-    """1 / x; in float32 by one instruction where there is one, to about an ulp."""
+    """1 / x; in float32 by one instruction if there is one, to about an ulp."""
     if (x.dtype == tl.float32) and (not INTERPRETED) and is_cuda():
         return tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -40,7 +40,7 @@ def quotient(x, y):
 
 @triton.jit
 def fast_log2(x):
-    """log2(x); in float32 by one instruction where there is one, to 2^-22: absolute next to 1, relative elsewhere."""
+    """log2(x); in float32 by one instruction if there is one, to 2^-22: absolute near 1, relative elsewhere."""
     if (x.dtype == tl.float32) and (not INTERPRETED) and is_cuda():
         return tl.inline_asm_elementwise(
             "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -84,7 +84,7 @@ def split_threshold(t, DTYPE: tl.constexpr):
 
 @triton.jit
 def inverse_scale(scale, DTYPE: tl.constexpr):
-    """1 / scale, finite, of a float64 scale."""
+    """1 / scale for a float64 scale, finite."""
     if DTYPE == tl.float64:
         return tl.minimum(1.0 / scale, LARGEST_64)
     else:
@@ -109,7 +109,7 @@ class RowNumbers(NamedTuple):
 
 
 def row_numbers(values: Tensor, device: torch.device) -> RowNumbers:
-    """From a tensor of the batch shape; on a CPU beside an ``x`` elsewhere it holds one number, expanded."""
+    """From a tensor of the batch shape; if it is on a CPU but ``x`` is not, it is a single number, expanded."""
     if values.device != device:
         return RowNumbers(None, values.flatten()[0].item(), 0)
     values = values.reshape(-1)
@@ -117,20 +117,20 @@ def row_numbers(values: Tensor, device: torch.device) -> RowNumbers:
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """x as (rows, n) with unit last stride, a view where that is possible."""
+    """x as (rows, n) with unit last stride, as a view if possible."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def without_expansion(draws: int, *parameters: Tensor) -> tuple[int, tuple[Tensor, ...]]:
-    """Parameters of a number of draws for each, without the first axes along which all are expanded: as more draws."""
+    """The number of draws and the parameters, where leading axes along which all are expanded become further draws."""
     while parameters[-1].dim() > 0 and all(p.stride(0) == 0 for p in parameters):
         draws, parameters = draws * parameters[0].shape[0], tuple(p[0] for p in parameters)
     return draws, parameters
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Triton launches on the current device, not on the tensor's."""
+    """A context for launches: Triton launches on the current device, not on the tensor's."""
     return torch.cuda.device_of(x) if x.is_cuda else contextlib.nullcontext()
 
 
@@ -155,5 +155,5 @@ def add4(a0, a1, a2, a3, b0, b1, b2, b3):
 
 @triton.jit
 def horner4(p, u, a, b, c, d):
-    """Four more coefficients of a polynomial in u, of which p are those before."""
+    """Adds four coefficients to a polynomial in u, of which p has the earlier ones."""
     return (((p * u + a) * u + b) * u + c) * u + d

@@ -3,19 +3,19 @@ r"""Isotonic optimisation, min over v_1 >= ... >= v_n of sum h_i(v_i), and the b
 .. math:: h_i'(v) = w_i\,\varphi'(v) - \mathrm{sign}(s_i - v)\,|(s_i - v)/\lambda|^{q-1}, \qquad
     1/p + 1/q = 1, \quad \varphi(v) = v \text{ or } \tfrac12 v^2
 
-Pooling by halves. A row whose halves are solved needs at most one more block, across the middle: all that lies below
-its value gamma on the left and above it on the right, where gamma is the root of the increasing function
+Pooling by halves. A row whose halves are solved needs at most one more block, across the middle: all items below its
+value gamma on the left and above it on the right, where gamma is the root of the increasing function
 
 .. math:: G(\gamma) = \sum_{\text{left},\ v_i < \gamma} h_i'(\gamma) + \sum_{\text{right},\ v_i > \gamma} h_i'(\gamma) .
 
 So log2(n) levels of independent scalar roots solve all rows at once, without the data-dependent loop over the elements
-of the usual stack algorithm (PAV), and find the same blocks. Pairs of halves that are in order already cost one
-comparison. For p = 2 on a CPU the stack algorithm as compiled code is faster, row by row: numba does it there.
+of the usual stack algorithm (PAV), and find the same blocks. Pairs of halves that are already in order cost one
+comparison. For p = 2 on a CPU, the stack algorithm as compiled code is faster, row by row; numba uses it.
 
 Dual ascent. With a multiplier for each constraint v_i >= v_{i+1}, all odd ones can be optimised at once, then all even
-ones. For p = 2 these are the iterates of Dykstra's projections onto the odd and the even constraints. A multiplier that
-is exactly zero separates two blocks; every few sweeps the blocks are solved and accepted if they satisfy the
-optimality conditions, which makes the result exact after finitely many sweeps.
+ones. For p = 2 these are the iterates of Dykstra's projections onto the odd and the even constraints. A multiplier of
+exactly zero separates two blocks. Every few sweeps the blocks are solved and accepted if they satisfy the optimality
+conditions, which makes the result exact after finitely many sweeps.
 
 Layout: s, w (rows, n), strength (rows, 1), all in float64 and contiguous.
 
@@ -48,7 +48,7 @@ isotonic = Operator("isotonic", reference.isotonic, fake=_fake, batch=_batch)
 
 
 def _pools(s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, dual: bool, *_: Any) -> str | None:
-    return None if p == 2 and not dual else "it pools for p = 2 only, and has no dual ascent"
+    return None if p == 2 and not dual else "it only pools, and only for p = 2"
 
 
 isotonic.backend("numba", module=".numba_backend", takes=_pools)

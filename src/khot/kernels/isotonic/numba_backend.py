@@ -1,7 +1,7 @@
 """Isotonic regression of rows by the stack algorithm (PAV) on a CPU, for p = 2.
 
-Blocks whose means are in order lie on a stack; the next item is a block, and as long as the one below it on the stack
-has a smaller mean, they become one.
+Blocks whose means are in order are kept on a stack. The next item becomes a block; as long as the block below it on the
+stack has a smaller mean, the two are merged.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -38,7 +38,7 @@ def _loop(real: Real) -> Any:
     reals_at, tiny = REALS_AT[real], float(np.finfo(real).tiny)
 
     def isotonic(first, last, n, s, w, strength, magnitude, v, blocks):
-        """Counts rows whose contents are out of range."""
+        """Returns the number of rows whose contents are out of range."""
         targets, weights, strengths = reals_at(s, last, n), reals_at(w, last, n), doubles_at(strength, 1, last)[0]
         values, numbers = doubles_at(v, last, n), longs_at(blocks, last, n)
         constants, slopes, odd = np.empty(n), np.empty(n), 0
@@ -55,7 +55,7 @@ def _loop(real: Real) -> Any:
 
 @per_row
 def _pool(s, w, strength, magnitude, constants, slopes, starts):
-    """How many blocks there are, and whether contents are in range; of each block where it starts and its sums.
+    """Returns the number of blocks, and whether contents are in range; writes the start and the sums of each block.
 
     lambda h'(v) of an item is its slope times v minus its constant.
     """
@@ -80,7 +80,7 @@ def _pool(s, w, strength, magnitude, constants, slopes, starts):
 
 @per_row
 def _spread(constants, slopes, count, v, blocks):
-    """The value and number of each item's block; where the blocks start comes in in place of the numbers."""
+    """Writes the value and number of each item's block; the starts of the blocks are passed in place of the numbers."""
     stop = v.shape[0]
     for block in range(count - 1, -1, -1):  # block b starts at b or later, and overwrites no start before its own
         start = blocks[block]

@@ -1,4 +1,4 @@
-"""Isotonic optimisation by pooling adjacent violators, item by item, each block by bisection: the definition."""
+"""The definition of isotonic optimisation: pooling adjacent violators item by item, each block by bisection."""
 
 import torch
 from torch import Tensor
@@ -13,19 +13,19 @@ def isotonic(
 
     Args:
         s: Targets.
-        w: Weights of phi, not negative for magnitudes.
+        w: Weights of phi, nonnegative for magnitudes.
         strength: Positive.
         p: Norm of the regulariser, in (1, 2].
         magnitude: Whether phi(v) is v^2 / 2, rather than v.
         dual: Whether to find the solution by dual ascent.
-        max_iter: Sweeps of it, at most.
-        names: Such as "s,w": bad contents raise a ValueError in which s and w go by these names. Without, nobody looks.
+        max_iter: Largest number of sweeps of it.
+        names: Such as "s,w": bad contents raise a ValueError that calls s and w by these names. Empty for no check.
     """
     n = s.shape[-1]
     v, blocks = torch.zeros_like(s, dtype=torch.float64), torch.zeros_like(s, dtype=torch.long)
     rows = zip(s.double().reshape(-1, n), w.double().reshape(-1, n), strength.reshape(-1), strict=True)
     for i, (targets, weights, scale) in enumerate(rows):
-        found: list[tuple[int, Tensor]] = []  # where each block begins, and its value
+        found: list[tuple[int, Tensor]] = []  # the start and the value of each block
         for j in range(n):
             start, value = j, _minimiser(targets[j : j + 1], weights[j : j + 1], scale, p, magnitude)
             while found and found[-1][1] < value:

@@ -12,7 +12,7 @@ from khot._validation import check_softness_contents
 from ..exact.newton import guarded_newton
 
 NOTICEABLE = 1e-9  # rise of an iterate of the dual ascent, relative to its largest entry
-SWEEPS_PER_CHECK = 25  # of the dual ascent between two looks at the optimality conditions
+SWEEPS_PER_CHECK = 25  # of the dual ascent, between two tests of the optimality conditions
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Objective:
     magnitude: bool
 
     def derivatives(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """h_i'(v_i) and h_i''(v_i); for p = 2 multiplied by lambda. Differentiable."""
+        """h_i'(v_i) and h_i''(v_i), for p = 2 multiplied by lambda. Differentiable."""
         if self.p == 2:
             linear, constant = self.quadratic()
             return linear * v - constant, linear.expand_as(v)
@@ -80,7 +80,8 @@ def increasing_root(
 ) -> Tensor:
     """Elementwise root in [low, high] of an increasing function, ``evaluate(t) -> (value, slope)``, by guarded Newton.
 
-    ``size`` is that of the numbers whose rounding limits the resolution; without it, that of the bracket's ends.
+    ``size`` is the magnitude of the numbers whose rounding limits the resolution; by default that of the bracket's
+    ends.
     """
     resolution = 4 * torch.finfo(low.dtype).eps * (torch.maximum(low.abs(), high.abs()) if size is None else size)
 
@@ -100,7 +101,7 @@ def block_sums(x: Tensor, blocks: Tensor) -> Tensor:
 
 
 def block_minimiser(objective: Objective, blocks: Tensor) -> Tensor:
-    """The value of each block at which its h_i' sum to zero, given to each of its items."""
+    """The value of each block for which its h_i' sum to zero, repeated for each of its items."""
     if objective.p == 2:
         linear, constant = objective.quadratic()
         return block_sums(constant, blocks) / block_sums(linear, blocks)
@@ -122,11 +123,11 @@ def pool_by_halves(objective: Objective) -> Tensor:
     rows, n = objective.s.shape
     size = 1 << (n - 1).bit_length()
     v = objective.minimiser()
-    if size > n:  # to the right of all others and below them, so that they stay out of all blocks
+    if size > n:  # padding to the right of all others and below them, so that it stays out of all blocks
         s, w = (torch.nn.functional.pad(x, (0, size - n)) for x in (objective.s, objective.w))
         padded = replace(objective, s=s, w=w)
         v, objective = torch.cat([v, v.amin(-1, keepdim=True).expand(rows, size - n)], -1), padded
-    joined = torch.zeros_like(v, dtype=torch.bool)  # to the item before
+    joined = torch.zeros_like(v, dtype=torch.bool)  # with the previous item
     half = 1
     while half < n:
         shape = (rows * size // (2 * half), 2 * half)
@@ -177,7 +178,7 @@ def dual_ascent(objective: Objective, max_iter: int) -> tuple[Tensor, Tensor]:
 
 
 def _warn_of_rises(v: Tensor, max_iter: int) -> None:
-    """Says by how much rows that dual ascent has not finished rise where they should not."""
+    """Warns by how much rows that dual ascent has not finished rise where they should not."""
     rise = v.diff(dim=-1, append=v[:, -1:]).amax(-1) / v.abs().amax(-1).clamp(min=torch.finfo(v.dtype).tiny)
     open_rows = int((rise > NOTICEABLE).sum())
     if open_rows:
@@ -190,7 +191,7 @@ def _warn_of_rises(v: Tensor, max_iter: int) -> None:
 
 
 def _improve(objective: Objective, multiplier: Tensor, first: int) -> None:
-    """Maximises the dual over every other multiplier, from the one with this number on."""
+    """Maximises the dual over every second multiplier, from the one with this number on."""
     n = objective.s.shape[-1]
     pairs = (n + 1 - first) // 2
     if not pairs:
@@ -222,7 +223,7 @@ def _is_optimal(objective: Objective, v: Tensor) -> Tensor:
 
 
 def check_contents(targets: Tensor, weights: Tensor, names: list[str], strength: Tensor, magnitude: bool) -> None:
-    """ValueError for targets or weights, which go by these names, that are not finite, or are out of range."""
+    """Raises a ValueError for targets or weights, called by these names, that are not finite or out of range."""
     for name, value in zip(names, (targets, weights), strict=True):
         if not bool(value.isfinite().all()):
             raise ValueError(f"`{name}` must be finite, but contains {value[~value.isfinite()][0].item()}")
@@ -239,7 +240,7 @@ def isotonic(
     if names:
         check_contents(s, w, names.split(","), strength, magnitude)
     n = s.shape[-1]
-    rows, weights = (v.double().reshape(-1, n).contiguous() for v in (s, w))  # what follows looks at rows as halves
+    rows, weights = (v.double().reshape(-1, n).contiguous() for v in (s, w))  # views of halves follow
     objective = Objective(rows, weights, strength.double().reshape(-1, 1), p, magnitude)
     if dual:
         v, blocks = dual_ascent(objective, max_iter)

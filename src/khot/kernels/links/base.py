@@ -1,9 +1,8 @@
 """Link functions: what distinguishes one relaxed top-k mask from another.
 
-A link is an increasing F from the reals onto (0, 1) or [0, 1]. The engine in :mod:`khot.kernels.threshold` finds
-the threshold ``t`` with sum F((x - t) / scale) = k, and every relaxed mask is that one map with its own link. F and
-1 - F come from separate branches, because 1 - F(z) computed by subtraction has no digits left where an item is almost
-certainly chosen.
+A link is an increasing F from the reals onto (0, 1) or [0, 1]. The engine in :mod:`khot.kernels.threshold` finds the
+threshold ``t`` with sum F((x - t) / scale) = k, and every relaxed mask is this map with its own link. F and 1 - F are
+computed by separate branches, because 1 - F(z) by subtraction has no digits left where an item is almost certain.
 """
 
 import math
@@ -17,7 +16,7 @@ from torch import Tensor
 from .names import find_link, name_of, register, remember
 
 LOG_2 = math.log(2)
-INFINITE = 1e30  # as good as, and finite in float32: what stands for a limit that is infinite
+INFINITE = 1e30  # replaces a limit that is infinite; finite in float32
 ONE_DEVIATION = tuple(0.5 * math.erfc(-d / math.sqrt(2)) for d in (-1, 0, 1))  # of the normal law, as probabilities
 
 
@@ -28,11 +27,11 @@ class Moments(NamedTuple):
     variance: float
 
 
-STEEP = 5  # times that a link multiplies the rounding of z
+STEEP = 5  # factor by which a link multiplies the rounding of z
 
 
 class LinkType(ABCMeta):
-    """Takes the argument ``name`` of a class, which ABCMeta of Python 3.10 would take for the name of the class."""
+    """Takes the argument ``name`` of a class, which ABCMeta of Python 3.10 would use as the name of the class."""
 
     def __new__(
         mcls,
@@ -49,30 +48,30 @@ class LinkType(ABCMeta):
 class Link(metaclass=LinkType):
     r"""An increasing link F of a relaxed top-k mask, :math:`y_i = F((x_i - t)/s), \sum_i y_i = k`.
 
-    A subclass gives four elementwise functions in differentiable torch operations; the engine supplies the root, the
-    implicit derivatives of every order, batching and masking. The other methods have defaults, exact as long as
-    ``value`` and ``slope`` do not underflow; a link with exponential tails overrides the logarithms and
-    ``normalised_slope`` to stay exact beyond.
+    A subclass provides four elementwise functions in differentiable torch operations; the engine provides the root, the
+    implicit derivatives of every order, batching and masking. The other methods have defaults, which are exact as long
+    as ``value`` and ``slope`` do not underflow. A link with exponential tails overrides the logarithms to stay exact
+    beyond that.
 
     Attributes:
-        compact: Whether F reaches 0 and 1 at finite ``z``. Then the threshold is not unique where ``y`` consists of
-            zeros and ones alone: any root is as good, and the derivatives there are zero.
-        reach: A finite ``z`` with ``F(-z) = 0`` and ``F(z) = 1`` to double precision, or nearly so: where the rows with
-            ``k = 0`` and ``k = n`` are put.
-        reaches_zero: False for a link that is compact but for an exponential tail at 0, which may underflow.
-        condition: Of a compact link, a bound of z F'(z) / F(z) for F(z) < 1: how much of the rounding of z shows in F.
-        moments: Mean and variance of F as a distribution function, for the first guess only; None if it has none, or
-            nobody knows them, and the guess takes quantiles instead.
+        compact: Whether F reaches 0 and 1 at finite ``z``. The threshold is then not unique if ``y`` consists only of
+            zeros and ones: any root will do, and the derivatives there are zero.
+        reach: A finite ``z`` with ``F(-z) = 0`` and ``F(z) = 1`` to double precision, or almost; the distance of the
+            threshold in rows with ``k = 0`` and ``k = n``.
+        reaches_zero: False for a link that is compact except for an exponential tail at 0, which may underflow.
+        condition: For a compact link, a bound of z F'(z) / F(z) for F(z) < 1: how much F magnifies the rounding of z.
+        moments: Mean and variance of F as a distribution function, only for the first guess; None if they do not exist
+            or are unknown, in which case the guess uses quantiles.
         kernel: The name of its pieces for fused loops, in the files beside that of its class, see
             :mod:`khot.kernels.links.base_triton` and :mod:`khot.kernels.links.base_numba`; None, also for subclasses,
             if it has none.
-        kernel_has_log: Whether the pieces have the logarithms, too.
-        q: The parameter of the pieces, if they have one; of a compact link the same as ``condition``.
+        kernel_has_log: Whether the pieces include the logarithms.
+        q: The parameter of the pieces, if they have one; for a compact link the same as ``condition``.
 
-    Links of one class are equal, and the same to compiled graphs, if their attributes are. To be part of an exported
-    program (``torch.export``) a link needs a name of its own, by which the process that loads the program finds the
-    class: ``class Cauchy(Link, name="mypackage.cauchy")``, in a module that is imported there, too; its attributes
-    must be plain numbers, strings, None or tuples of them. A subclass does not inherit the name.
+    Links of one class are equal, and the same to compiled graphs, if their attributes are equal. To be part of an
+    exported program (``torch.export``) a link needs its own name, by which the process that loads the program finds the
+    class: ``class Cauchy(Link, name="mypackage.cauchy")``, in a module that is imported there, too. Its attributes must
+    be plain numbers, strings, None or tuples of these. A subclass does not inherit the name.
 
     Example:
         >>> class Cauchy(Link):
@@ -97,7 +96,7 @@ class Link(metaclass=LinkType):
 
     @property
     def is_steep(self) -> bool:
-        """Whether the rounding of a float32 z would show in F(z), so that z is taken in float64."""
+        """Whether the rounding of a float32 z would be visible in F(z), so that z is computed in float64."""
         return self.compact and self.condition >= STEEP
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -146,12 +145,12 @@ class Link(metaclass=LinkType):
 
     @abstractmethod
     def inverse(self, p: Tensor) -> Tensor:
-        """The z with F(z) = p for p in (0, 1); to bracket the root a few digits are enough, ReinMax uses them all."""
+        """The z with F(z) = p for p in (0, 1). A few digits are enough to bracket the root; ReinMax uses them all."""
 
     def start(self, device: torch.device | None = None) -> tuple[float | Tensor, float | Tensor]:
         """Centre and squared spread of F for the first guess: its moments.
 
-        Of a law without moments, those of the normal law that has the same median and the same distance between the
+        For a law without moments, those of the normal law that has the same median and the same distance between the
         quantiles one standard deviation below and above; they exist for every F.
         """
         if self.moments is not None:
@@ -161,7 +160,7 @@ class Link(metaclass=LinkType):
         return median, (0.5 * (above - below)).square()
 
     def tail_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The short tail, F(z) below 0 and 1 - F(z) above, and F'(z): what a search for the threshold sums up."""
+        """The short tail, F(z) below 0 and 1 - F(z) above, and F'(z): the terms of the sums of a threshold search."""
         return torch.where(z > 0, self.complement(z), self.value(z)), self.slope(z)
 
     def log_value(self, z: Tensor) -> Tensor:
@@ -192,27 +191,27 @@ class Link(metaclass=LinkType):
     def log_decay(self, z: Tensor, beyond: Tensor) -> Tensor:
         """log F'(z + beyond) - log F'(z), for z far from 0 and ``beyond`` of the same sign.
 
-        In z + beyond the latter may be lost to rounding. A link with exponential tails overrides it and
-        :meth:`log_hazard`, and shares of slopes stay exact in gaps so wide that all slopes underflow.
+        In z + beyond, ``beyond`` may be lost to rounding. A link with exponential tails overrides this and
+        :meth:`log_hazard`, so that shares of slopes stay exact in gaps so wide that all slopes underflow.
         """
         return self.log_slope(z + beyond) - self.log_slope(z)
 
     def log_hazard(self, z: Tensor) -> Tensor:
-        """log of F' over the short tail, F below 0 and 1 - F above, for z far from 0."""
+        """log of the ratio of F' and the short tail, F below 0 and 1 - F above, for z far from 0."""
         return self.log_slope(z) - torch.where(z > 0, self.log_complement(z), self.log_value(z))
 
     def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """r = (log F')' and the limit of (r - r_0) / sum F' as all z tend to -inf or to inf together.
 
-        Second derivatives in k at k = 0 and k = n are made of these. ``beyond`` are the differences to the nearest
-        item, whose r is r_0, and ``share`` are the shares of the slopes. In place of an infinite limit stands
-        ``INFINITE`` with its sign. A link without this method gets what autograd finds at ``reach``.
+        Second derivatives in k at k = 0 and k = n consist of these. ``beyond`` are the differences to the nearest
+        item, whose r is r_0, and ``share`` are the shares of the slopes. An infinite limit is replaced by ``INFINITE``
+        with its sign. For a link without this method, autograd at ``reach`` is used.
         """
         raise NotImplementedError
 
 
 @lru_cache(maxsize=256)
 def link_numbers(link: Link) -> tuple[float, float, float]:
-    """What fused loops get of a link at run time: q, and centre and squared spread for the first guess."""
+    """The numbers that fused loops get of a link at run time: q, and centre and squared spread for the first guess."""
     centre, spread = link.start(torch.device("cpu"))
     return float(link.q), float(centre), float(spread)

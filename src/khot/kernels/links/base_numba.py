@@ -1,9 +1,9 @@
 """Links in numba: what a loop needs of a link, compiled for one link and one dtype.
 
 A link with a numba piece has the file ``<name>_numba.py`` beside that of its class, with a function
-``numba_link(name, real)`` that makes a record of compiled functions of single numbers. Their constants are numbers of
-the dtype ``real``, since numba takes a product of float32 and a Python number for float64. ``q`` is the parameter of a
-link, a number at run time.
+``numba_link(variant, real)`` that returns a record of compiled functions of single numbers. Their constants are numbers
+of the dtype ``real``, since for numba the product of a float32 and a Python number is float64. ``q`` is the parameter
+of a link, a number at run time.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -18,20 +18,19 @@ import numpy as np
 from ..cpu.loops import inlined, per_row, specialised
 from ..cpu.maths import Real
 from .base import Link
-from .clipped_power import LARGEST_PRODUCT
 
 Compiled = Any  # a function that numba has compiled
 NEARLY_BALANCED = 1 / 32
 
 
 class FarTail(NamedTuple):
-    """The tails of a link far from its threshold, relative to each other, in float64; a and ``beyond`` are sizes.
+    """The tails of a link far from its threshold, relative to each other, in float64; a and ``beyond`` are nonnegative.
 
     Attributes:
         log_decay: ``(a, beyond)``: log F'(a + beyond) - log F'(a).
         mills: ``(a)``: the tail F(-a) over F'(a).
-        gap: Of how many scales a gap around t has to be for these to be exact, or for tails to be about to underflow.
-        reach: How many scales beyond the nearest item on its side another one does not show beside it.
+        gap: The width in scales of a gap around t from which on these are exact, or tails are about to underflow.
+        reach: The distance in scales beyond the nearest item on its side at which another item is negligible.
         is_exponential: Whether this ratio is the same everywhere.
     """
 
@@ -43,19 +42,19 @@ class FarTail(NamedTuple):
 
 
 class NumbaLink(NamedTuple):
-    """What loops know of a link: functions of z in the dtype of the loop, and of float64 for the quantile and the step.
+    """What loops know of a link: functions of z in the dtype of the loop, but of float64 for the quantile and the step.
 
     Attributes:
-        terms: ``(z, q) -> (above, tail, slope)``: what an item adds to :class:`khot.kernels.links.base.TailSums`, 1
+        terms: ``(z, q) -> (above, tail, slope)``: the terms of an item in :class:`khot.kernels.links.base.TailSums`, 1
             above the cut and 0 below, its tail and F'(z).
         value: ``(z, q)``: F(z).
         slope: ``(z, q)``: F'(z).
         quantile: ``(p, q)``: the inverse of F, to a few digits.
-        newton_step: ``(signed, total, slope, excess, k, q)``: as of the torch link.
-        log_value: ``(z, q)``: log F(z), also where F underflows; None if the link has no logarithms here.
+        newton_step: ``(signed, total, slope, excess, k, q)``: as in the torch link.
+        log_value: ``(z, q)``: log F(z), even if F underflows; None if the link has no logarithms here.
         log_derivative: ``(z, q)``: F'(z) / F(z), likewise.
         distances: The dtype of z for the terms and the value, if it is not that of the loop.
-        far: Its far tails, of a compact link that below; None if it has none.
+        far: Its far tails, for a compact link the lower one; None if it has none.
     """
 
     terms: Compiled
@@ -70,11 +69,8 @@ class NumbaLink(NamedTuple):
 
 
 def variant_of(link: Link) -> str:
-    """The name of the loops for a link: of its piece, and for powers of what kind the exponent is."""
-    q = link.q
-    if link.kernel != "clip_power" or (not link.is_steep and q != int(q)):
-        return str(link.kernel)
-    return f"clip_power_{q:g}" if q <= LARGEST_PRODUCT and q == int(q) else "clip_power_steep"
+    """The name of the loops for a link: that of its piece and, for powers, whether they are steep."""
+    return "clip_power_steep" if link.kernel == "clip_power" and link.is_steep else str(link.kernel)
 
 
 @functools.cache
@@ -90,7 +86,7 @@ def smooth_link(
 ) -> NumbaLink:
     """The record of a link with F(-z) = 1 - F(z), from ``tails(a) -> (F(-a), F'(a))`` for a >= 0.
 
-    Where rounding may exchange the order of neighbouring tails, ``ordered_tail`` is F(-a) in a form that keeps it.
+    If rounding may exchange the order of neighbouring tails, ``ordered_tail`` is F(-a) in a form that keeps it.
     """
     zero, one = real(0), real(1)
     if ordered_tail is None:
@@ -124,17 +120,17 @@ def _no_decay(a):
     return 1.0
 
 
-# Beside 1, exp(-40) is less than rounding.
+# exp(-40) is less than the rounding of 1.
 EXPONENTIAL_TAIL = FarTail(_exponential_decay, _no_decay, gap=80.0, reach=50.0, is_exponential=True)
 
 
 @per_row
 def balance_step(signed, total, slope, excess, k, q):
-    """Newton's method on log(A / B), for which see :mod:`khot.kernels.threshold.residual`."""
+    """Newton's method for log(A / B); see :mod:`khot.kernels.threshold.residual`."""
     size = total + abs(excess)
     ratio = (signed + excess) / size
     square = ratio * ratio
-    if square < NEARLY_BALANCED:  # its series to 1e-8: a tenth of the time
+    if square < NEARLY_BALANCED:  # its series to 1e-8, in a tenth of the time
         rate = ratio * (1 + square * (1 / 3 + square * (1 / 5 + square * (1 / 7 + square / 9))))
     else:
         rate = math.atanh(ratio) if square < 1 else math.copysign(np.inf, ratio)
@@ -143,7 +139,7 @@ def balance_step(signed, total, slope, excess, k, q):
 
 @per_row
 def normal_quantile(p):
-    """To 4.5e-4: formula 26.2.23 of Abramowitz and Stegun, "Handbook of Mathematical Functions"."""
+    """The quantile to 4.5e-4: formula 26.2.23 of Abramowitz and Stegun, "Handbook of Mathematical Functions"."""
     r = math.sqrt(-2.0 * math.log(min(p, 1.0 - p)))
     size = r - (2.515517 + r * (0.802853 + r * 0.010328)) / (1.0 + r * (1.432788 + r * (0.189269 + r * 0.001308)))
     return -size if p < 0.5 else size
@@ -151,5 +147,5 @@ def normal_quantile(p):
 
 @per_row
 def normal_spacing(quantile):
-    """How far neighbours of n normal numbers are apart around a quantile, in deviations, times n."""
+    """The distance between neighbours among n normal numbers at a quantile, in deviations, times n."""
     return math.exp(0.5 * quantile * quantile) * math.sqrt(2 * math.pi)

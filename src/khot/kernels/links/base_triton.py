@@ -1,16 +1,16 @@
 """Links in Triton: what a kernel needs of a link, and the formulas that all links share.
 
 A kernel takes a link as a constexpr, one of the records below: functions and numbers of one link. The functions take
-the record itself as their last argument, as methods do: ``LINK.tails(a, LINK)``. Triton compiles a kernel once for each
+the record itself as their last argument, like methods: ``LINK.tails(a, LINK)``. Triton compiles a kernel once for each
 record, and a record cannot be made without the functions that kernels call.
 
-A smooth link gives everything through its shorter tail, F(-a) with a = abs(z), so that neither side loses digits. A
-compact link gives what lies below its cap. ``q`` is the parameter of a link, a number at run time.
+A smooth link computes everything from its shorter tail, F(-a) with a = abs(z), so that neither side loses digits. A
+compact link provides the part below its cap. ``q`` is the parameter of a link, a number at run time.
 
 The functions of the loop take z in the link's ``unit``, in which its exponential is a power of two: exp2(-a) costs one
 instruction, exp(-a) two. All others take z itself.
 
-No library of device functions is used: Triton's interpreter has none.
+No library of device functions is used, because Triton's interpreter has none.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -26,10 +26,10 @@ import triton.language as tl
 from ..gpu.tools import quotient
 from .base import Link
 
-SMALL_TAIL = tl.constexpr(1e-4)  # below which three terms of the series of log(1 - tail) are exact in float32
+SMALL_TAIL = tl.constexpr(1e-4)  # below this, three terms of the series of log(1 - tail) are exact in float32
 SMALL_TAIL_64 = tl.constexpr(1e-6)  # the same in float64
 
-Device = Any  # a function with @triton.jit: one to compile, or one to interpret
+Device = Any  # a function with @triton.jit, to be compiled or interpreted
 
 
 @triton.jit
@@ -53,7 +53,7 @@ class TritonLink:
         of: The class of the link, for its ``reach`` and ``reaches_zero``.
         unit: The functions of the loop take ``unit * z``.
         quantile: ``(p, complement, q, LINK)``: the inverse of F at p = 1 - complement, to a few digits.
-        hazard: ``(a, tail, LINK)``: F'(-a) / F(-a), without underflow of either; from F(-a), too.
+        hazard: ``(a, tail, LINK)``: F'(-a) / F(-a), without underflow of either; may use F(-a).
         log_decay: ``(start, beyond, LINK)``: log F'(-start - beyond) - log F'(-start), far out in the tail.
     """
 
@@ -77,7 +77,7 @@ class TritonLink:
         return self.of.reach
 
     def __repr__(self) -> str:
-        """The name by which Triton tells its kernels from those of other links: in memory, on disk and in the code.
+        """The name by which Triton distinguishes its kernels from those of other links: in memory, on disk and in code.
 
         It changes with the source of the functions, and with the numbers.
         """
@@ -88,13 +88,13 @@ class TritonLink:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SmoothLink(TritonLink):
-    """The same of a link with a tail on both sides, F(-z) = 1 - F(z).
+    """The same for a link with a tail on both sides, F(-z) = 1 - F(z).
 
     Attributes:
         tails: ``(a, LINK)``: F(-z) and F'(z) at a = unit * z >= 0.
-        log_tail: ``(a, tail, LINK)``: log F(-a), without underflow of F; from F(-a), too.
+        log_tail: ``(a, tail, LINK)``: log F(-a), without underflow of F; may use F(-a).
         has_log: Whether there are maps to log F.
-        heavy: Whether the tails fall like powers.
+        heavy: Whether the tails follow a power law.
     """
 
     tails: Device
@@ -105,13 +105,13 @@ class SmoothLink(TritonLink):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class CompactLink(TritonLink):
-    """The same of a link that is 1 above its cap.
+    """The same for a link that is 1 above its cap.
 
     Attributes:
         cap: The z from which F(z) = 1.
         uncapped: ``(z, q, LINK)``: F and F' below the cap, at unit * z; both 0 from there on.
         log_uncapped: ``(z, q, LINK)``: log F(z) below the cap.
-        newton_step: ``(residual, excess, total, slope, k, q, LINK)``: as of the torch link.
+        newton_step: ``(residual, excess, total, slope, k, q, LINK)``: as in the torch link.
     """
 
     cap: float
@@ -140,7 +140,7 @@ def is_below(z, LINK: tl.constexpr):
 
 @triton.jit
 def against(tail, z):
-    """``tail``, which is not negative, with the sign opposite to that of z."""
+    """The nonnegative ``tail``, with the sign opposite to that of z."""
     if z.dtype == tl.float32:
         sign = ~z.to(tl.int32, bitcast=True) & -0x80000000
         return (tail.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
@@ -150,7 +150,7 @@ def against(tail, z):
 
 @triton.jit
 def tails_and_slopes(z, q, LINK: tl.constexpr):
-    """The short tails that a residual is made of, and F', at ``unit * z``; of a compact link F below the cap."""
+    """The short tails in the residual, and F', at ``unit * z``; for a compact link F below the cap."""
     if LINK.compact:
         return LINK.uncapped(z, q, LINK)
     else:
@@ -188,7 +188,7 @@ def log_derivative(z, slope, tail, LINK: tl.constexpr):
 
 @triton.jit
 def log_short_tail(z, q, LINK: tl.constexpr):
-    """log of the short tail at z itself, without underflow; of a compact link log F below the cap."""
+    """log of the short tail at z itself, without underflow; for a compact link log F below the cap."""
     if LINK.compact:
         return LINK.log_uncapped(z, q, LINK)
     else:

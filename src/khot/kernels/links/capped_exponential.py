@@ -37,7 +37,7 @@ class CappedExponential(Link, name="capped_exponential"):
         return torch.where(z < 0, z, -torch.inf)
 
     def log_decay(self, z: Tensor, beyond: Tensor) -> Tensor:
-        # Of capped items only those next to the cap reach it when t rises, as it does when k falls.
+        # Among capped items, only those next to the cap reach it when t rises, as it does when k falls.
         return torch.where(z < 0, beyond, torch.where(beyond > 0, -torch.inf, 0.0))
 
     def log_hazard(self, z: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-r"""The links of the sparse maps, compact: F(z) = clip(z, 0, 1)^q, one for every exponent p of the regulariser.
+r"""The links of the sparse maps: the compact F(z) = clip(z, 0, 1)^q, one for every exponent p of the regulariser.
 
 argmax of <x, y> - (s / p) sum y^p over the capped simplex has y_i^(p-1) = (x_i - t) / s between 0 and 1, hence
 q = 1 / (p - 1).
@@ -12,7 +12,7 @@ from torch import Tensor
 from .base import Link, Moments
 from .names import as_constant
 
-LARGEST_PRODUCT = 100  # exponent of a power that is taken by multiplications
+LARGEST_PRODUCT = 100  # largest exponent of a power that is computed by multiplications
 
 
 class ClippedPower(Link, name="clipped_power"):
@@ -27,7 +27,7 @@ class ClippedPower(Link, name="clipped_power"):
 
     def __init__(self, p: float) -> None:
         q = 1 / (p - 1)
-        self.q = round(q) if abs(q - round(q)) < 1e-12 * q else q  # p = 4/3 is meant to give the integer 3
+        self.q = round(q) if abs(q - round(q)) < 1e-12 * q else q  # p = 4/3 should give the integer 3
 
     @property
     def condition(self) -> float:  # type: ignore[override]
@@ -58,7 +58,7 @@ class ClippedPower(Link, name="clipped_power"):
 
 
 def _power(z: Tensor, exponent: float) -> Tensor:
-    """z^exponent; of a small integer by multiplications, which take a tenth of the time of logarithms."""
+    """z^exponent; for a small integer by multiplications, which take a tenth of the time of logarithms."""
     if exponent <= 3 or exponent > LARGEST_PRODUCT or exponent != int(exponent):
         return z.pow(exponent)
     root = _power(z, exponent // 2)
@@ -69,7 +69,7 @@ _kept_clipped_power = lru_cache(maxsize=256)(ClippedPower)  # few, as an anneale
 
 
 def clipped_power(p: float, is_compiling: bool | None = None) -> ClippedPower:
-    """The link of this p; a caller that knows whether a compiler traces the call may say so."""
+    """The link for this p; a caller may pass ``is_compiling`` if it knows whether the call is traced by a compiler."""
     if torch.compiler.is_compiling() if is_compiling is None else is_compiling:
         return ClippedPower(as_constant(p))
     return _kept_clipped_power(p)

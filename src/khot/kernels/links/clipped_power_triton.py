@@ -1,6 +1,6 @@
 """The links of the sparse maps in Triton: F(z) = z^q between 0 and the cap, 1; ``clip`` for q = 1, else ``clip_power``.
 
-Powers go by exp2 and log2: those of 0 are 0, since all exponents are positive.
+Powers are computed with exp2 and log2; those of 0 are 0, since all exponents are positive.
 """
 
 # mypy: disable-error-code="no-untyped-def"

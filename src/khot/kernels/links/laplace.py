@@ -1,7 +1,7 @@
 r"""The link of LapSum top-k: the distribution function of the Laplace law.
 
-Its tails are exponentials all the way to the middle, where its density has a kink. The short tail u = exp(-abs(z)) / 2
-is the density, too: F' = u.
+Its tails are exponential all the way to the middle, where its density has a kink. The short tail u = exp(-abs(z)) / 2
+is also the density: F' = u.
 """
 
 import torch

@@ -1,7 +1,8 @@
 r"""The link of sigmoid top-k and of unsorted SOFT top-k: the logistic function.
 
-argmax of <x, y> + s sum H_b(y) over the capped simplex, H_b(y) = -y log y - (1 - y) log(1 - y) the binary entropy, has
-log(y_i / (1 - y_i)) = (x_i - t) / s. With u = F(-abs(z)) the short tail, F' = u - u^2: one exponential for both.
+argmax of <x, y> + s sum H_b(y) over the capped simplex, with the binary entropy
+H_b(y) = -y log y - (1 - y) log(1 - y), has log(y_i / (1 - y_i)) = (x_i - t) / s. With the short tail u = F(-abs(z)),
+F' = u - u^2: one exponential serves both.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The logistic link in numba: F(-a) = 1 / (1 + exp(a)), of which rounding keeps the order; far out it is exp(-a)."""
+"""The logistic link in numba: F(-a) = 1 / (1 + exp(a)), in which rounding keeps the order; far out it is exp(-a)."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -8,7 +8,7 @@ from ..cpu.loops import inlined, per_row
 from ..cpu.maths import FLUSHED_EXP, LOG1P, Real
 from .base_numba import EXPONENTIAL_TAIL, NumbaLink, smooth_link
 
-FAR = 40  # from where 1 + exp(-a) is 1, and exp(a) does not overflow before
+FAR = 40  # beyond this 1 + exp(-a) is 1; up to here exp(a) does not overflow
 
 
 @per_row

@@ -1,11 +1,12 @@
-"""Names by which compiled and exported graphs refer to links: a graph holds strings, no Python objects.
+"""Names by which compiled and exported graphs refer to links, since a graph contains strings but no Python objects.
 
-The name of a link is its value, the name of its class followed by its attributes: ``logistic``, ``clipped_power(q=3)``.
-From it any process that knows the class makes the same link, so that an exported program means the same everywhere.
+The name of a link is its value: the name of its class followed by its attributes, such as ``logistic`` or
+``clipped_power(q=3)``. Any process that knows the class can make the same link from it, so that an exported program has
+the same meaning everywhere.
 
-What another process could not make gets a name that it will not find either, rather than one that it may have given to
-something else: a class that has no registered name goes by a number and a token of this process, a link whose
-attributes are no plain constants by its identity besides.
+A link that another process could not make gets a name that cannot exist there, rather than one that might refer to
+something else: a class without a registered name goes by a number and a token of this process, and a link whose
+attributes are not plain constants also by its identity.
 """
 
 import ast
@@ -25,11 +26,11 @@ _numbers = count()
 _registered: "dict[str, type[Link]]" = {}
 _others: "WeakValueDictionary[str, type[Link]]" = WeakValueDictionary()
 _living: "WeakValueDictionary[int, Link]" = WeakValueDictionary()
-_INFINITY = "1e999"  # has no literal of its own
+_INFINITY = "1e999"  # infinity has no literal
 
 
 def register(cls: "type[Link]", name: str | None) -> None:
-    """Gives a class of links its name: ``name``, or without one a name that only this process understands."""
+    """Gives a class of links its name: ``name``, or by default a name that only this process understands."""
     cls.exportable = name is not None
     if name is None:
         cls.class_name = f"{cls.__module__}.{cls.__qualname__}@{_THIS_PROCESS}.{next(_numbers)}"
@@ -47,12 +48,12 @@ def register(cls: "type[Link]", name: str | None) -> None:
 
 
 def _is_made_again(cls: type, before: type) -> bool:
-    """Whether the same definition runs once more, as in a cell of a notebook or a module that is reloaded."""
+    """Whether the same definition runs once more, as in a notebook cell or a module that is reloaded."""
     return (cls.__module__, cls.__qualname__) == (before.__module__, before.__qualname__)
 
 
 def remember(link: "Link") -> None:
-    """Lets :func:`find_link` know this link as long as it lives."""
+    """Makes this link known to :func:`find_link` for as long as it lives."""
     _living[id(link)] = link
 
 
@@ -62,11 +63,11 @@ def _lives(identity: int) -> bool:
 
 
 def name_of(link: "Link") -> str:
-    """The name of a link; ValueError where that becomes part of an exported program and it has none that would do.
+    """The name of a link; raises a ValueError if an exported program would need a portable name and the link has none.
 
     Dynamo traces this for links that are made inside a compiled function.
     """
-    cls, attributes = type(link), link.__dict__  # not vars(link), which Dynamo of torch 2.8 does not know
+    cls, attributes = type(link), link.__dict__  # not vars(link), which Dynamo of torch 2.8 does not support
     values = [(attribute, _literal(attributes[attribute])) for attribute in sorted(attributes)]
     odd = [attribute for attribute, value in values if value is None]
     if is_exporting():
@@ -75,7 +76,7 @@ def name_of(link: "Link") -> str:
         identity = id(link)
         if not _lives(identity):
             raise ValueError(
-                f"a link made inside a compiled function must have plain numbers, strings, None or tuples of them for "
+                f"a link made inside a compiled function must have plain numbers, strings, None or tuples of them as "
                 f"attributes, which those of {cls.__name__} are not: make it outside"
             )
         return f"{cls.class_name}#{_THIS_PROCESS}.{identity}"
@@ -98,7 +99,7 @@ def _check_exportable(cls: "type[Link]", odd: list[str]) -> None:
 
 
 def _literal(value: Any) -> str | None:
-    """A value as Python source; None unless that says all about it."""
+    """A value as Python source; None if this would not represent it completely."""
     if type(value) is tuple:
         parts = [_literal(part) for part in value]
         return None if None in parts else "(" + "".join([f"{part}, " for part in parts]) + ")"
@@ -110,12 +111,12 @@ def _literal(value: Any) -> str | None:
 
 
 def as_constant(number: float) -> float:
-    """The number; to Dynamo, which has to know what is hashed, a constant of the graph, even if it was an input."""
+    """The number; to Dynamo, which must know what is hashed, a constant of the graph, even if it was an input."""
     return next(iter({number}))
 
 
 def find_link(name: str) -> "Link":
-    """The link of this name: one that equals it, made anew or before.
+    """The link of this name: an existing link that equals it, or a new one.
 
     Raises:
         ValueError: If the name is not known here.
@@ -123,7 +124,7 @@ def find_link(name: str) -> "Link":
     _, identity, number = name.partition(f"#{_THIS_PROCESS}.")
     link = _living.get(int(number)) if identity else _make(name)
     if link is None:
-        raise ValueError(f"the link {name} is no more")
+        raise ValueError(f"the link {name} no longer exists")
     return link
 
 

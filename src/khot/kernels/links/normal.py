@@ -1,7 +1,7 @@
 r"""The link of normal top-k: the standard normal distribution function.
 
-F(z) = erfc(-z / sqrt 2) / 2 and F'(z) = exp(-z^2 / 2) / sqrt(2 pi). Tails as light as these underflow 38 scales from
-the threshold, in float32 13: log F and the shares of the slopes come from z itself, relative to the smallest abs(z).
+F(z) = erfc(-z / sqrt 2) / 2 and F'(z) = exp(-z^2 / 2) / sqrt(2 pi). Such light tails underflow 38 scales from the
+threshold, or 13 in float32: log F and the shares of the slopes are computed from z, relative to the smallest abs(z).
 """
 
 import math

@@ -9,8 +9,8 @@ from ..cpu.maths import FLUSHED_EXP, Real
 from .base_numba import FarTail, NumbaLink, normal_quantile, smooth_link
 from .normal import INV_SQRT_2PI
 
-LAST = {np.float32: 12.9, np.float64: 37.5}  # from where F(-a) is no normal number, which would take long
-FAR = 1e9  # whose square float32 holds; exp(-FAR^2) is 0
+LAST = {np.float32: 12.9, np.float64: 37.5}  # beyond this F(-a) is subnormal, which is slow
+FAR = 1e9  # its square fits into float32; exp(-FAR^2) is 0
 
 SCALE_32, SCALE_64 = np.float32(3.5), 5.0
 # Mills' ratio over sqrt(2 pi), exp(a^2 / 2) F(-a) for a >= 0, is s times a polynomial in u = 2 s - 1, s = c / (c + a),
@@ -34,7 +34,7 @@ _M64 = (
 )  # fmt: skip
 
 
-# Written out: around a loop over coefficients a compiler does not take several items at once.
+# Written out, because a compiler does not vectorise around a loop over coefficients.
 @inlined
 def _mills_32(u):
     p = (((_M32[0] * u + _M32[1]) * u + _M32[2]) * u + _M32[3]) * u + _M32[4]

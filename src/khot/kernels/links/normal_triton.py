@@ -62,7 +62,7 @@ def _log_decay(start, beyond, LINK: tl.constexpr):
 
 @triton.jit
 def normal_quantile(p, complement):
-    """To 4.5e-4: formula 26.2.23 of Abramowitz and Stegun, "Handbook of Mathematical Functions"."""
+    """The quantile to 4.5e-4: formula 26.2.23 of Abramowitz and Stegun, "Handbook of Mathematical Functions"."""
     r = tl.sqrt(-2.0 * rough_log(tl.minimum(p, complement)))
     over = 1.0 + r * (1.432788 + r * (0.189269 + r * 0.001308))
     size = r - quotient(2.515517 + r * (0.802853 + r * 0.010328), over)

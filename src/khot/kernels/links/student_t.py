@@ -1,4 +1,4 @@
-r"""Student's t laws as links: their tails fall like powers, so that far entries keep a weight that others deny them.
+r"""Student's t laws as links: their tails follow a power law, so distant entries keep a noticeable weight.
 
 With r = sqrt(df + z^2) and u = z / r the distribution functions of 1, 2 and 4 degrees of freedom are elementary,
 
@@ -6,8 +6,8 @@ With r = sqrt(df + z^2) and u = z / r the distribution functions of 1, 2 and 4 d
     df = 2   F = (1 + u) / 2,           F' = 1 / r^3
     df = 4   F = 1/2 + u (3 - u^2) / 4, F' = 12 / r^5
 
-and so are their short tails, F(-a) for a >= 0, without a difference of near numbers. With m = 1 - a / r, which is
-df / (r (r + a)),
+and so are their short tails, F(-a) for a >= 0, without differences of nearly equal numbers. With m = 1 - a / r, which
+is df / (r (r + a)),
 
     df = 1   F(-a) = atan2(1, a) / pi
     df = 2   F(-a) = m / 2
@@ -30,7 +30,7 @@ from khot._validation import checked_int
 
 from .base import INFINITE, LOG_2, Link
 
-DENSITY = {1: 1 / math.pi, 2: 1.0, 4: 12.0}  # F' r^(df + 1), by the degrees of freedom that have an elementary F
+DENSITY = {1: 1 / math.pi, 2: 1.0, 4: 12.0}  # F' r^(df + 1), for the degrees of freedom that have an elementary F
 
 
 class StudentT(Link, name="student_t"):
@@ -38,20 +38,20 @@ class StudentT(Link, name="student_t"):
 
     .. math:: F'(z) \propto (1 + z^2 / \nu)^{-(\nu + 1) / 2}
 
-    Heavy tails: :math:`F(-a)` falls like :math:`a^{-\nu}`. An entry far below the threshold keeps a share of k, and a
-    gradient, that the exponential tails of :class:`Logistic` deny it; no variance is needed, which df = 1 and 2 do not
-    have. F and its inverse are elementary for these degrees of freedom, and accurate in both tails.
+    The tails are heavy: :math:`F(-a)` falls like :math:`a^{-\nu}`. An entry far below the threshold keeps a share of k
+    and a gradient, unlike with the exponential tails of :class:`Logistic`. No variance is needed; df = 1 and 2 have
+    none. F and its inverse are elementary for these degrees of freedom, and accurate in both tails.
 
     Args:
         df: Degrees of freedom :math:`\nu`: 1 (the Cauchy law), 2 or 4.
 
     Raises:
-        TypeError: If ``df`` is no int.
+        TypeError: If ``df`` is not an int.
         ValueError: If ``df`` is another int.
 
     References:
         [1] Shaw (2006), "Sampling Student's T distribution - use of the inverse cumulative distribution function",
-            Journal of Computational Finance 9(4), for the closed forms.
+            Journal of Computational Finance 9(4): the closed forms.
 
     Example:
         >>> capped_simplex_map(torch.tensor([3.0, 1.0, 0.0]), 1, link=StudentT(1))
@@ -63,7 +63,7 @@ class StudentT(Link, name="student_t"):
     def __init__(self, df: int) -> None:
         df = checked_int("df", df)
         if df not in DENSITY:
-            raise ValueError(f"`df` must be 1, 2 or 4, of which F is elementary, but got {df}")
+            raise ValueError(f"`df` must be 1, 2 or 4, for which F is elementary, but got {df}")
         self.df = df
 
     @property
@@ -121,14 +121,14 @@ class StudentT(Link, name="student_t"):
         return 0.25 * m * m * (3 - m)
 
     def _missing(self, a: Tensor) -> Tensor:
-        """m = 1 - a / r, without the difference."""
+        """m = 1 - a / r, computed without the difference."""
         r = self._radius(a)
         return (self.df / r) / (r + a)
 
     def _log_tail(self, a: Tensor) -> Tensor:
-        """log F(-a) for a >= 0, also where F(-a) underflows."""
+        """log F(-a) for a >= 0, even if F(-a) underflows."""
         if self.df == 1:
-            return self._tail(a).log()  # a finite a has none that does
+            return self._tail(a).log()  # it does not underflow for any finite a
         r = self._radius(a)
         shrinkage = r.log() + (0.5 * r + 0.5 * a).log() + LOG_2  # log(df / m); half of r + a does not overflow
         if self.df == 2:
@@ -157,5 +157,5 @@ class StudentT(Link, name="student_t"):
 
 
 def _size(z: Tensor) -> Tensor:
-    """abs(z), whose derivative at 0 is that from below, where F is its own short tail."""
+    """abs(z), whose derivative at 0 is the one from below, where F is its own short tail."""
     return torch.where(z > 0, z, -z)

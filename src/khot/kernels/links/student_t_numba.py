@@ -1,7 +1,7 @@
 """Student's t links in numba, by r = sqrt(df + a^2) and m = 1 - a / r = df / (r (r + a)), for a >= 0.
 
 The tail F(-a) is atan(1 / a) / pi for 1 degree of freedom, m / 2 for 2 and m^2 (3 - m) / 4 for 4. The arc tangent is
-taken of a quarter of the angle, found by halving it twice: tan(angle / 2) = 1 / (r + a), since r = sqrt(1 + a^2).
+computed from a quarter of the angle, found by halving it twice: tan(angle / 2) = 1 / (r + a), since r = sqrt(1 + a^2).
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -18,7 +18,7 @@ from ..cpu.maths import LOG, LOG1P, Real
 from .base_numba import Compiled, FarTail, NumbaLink, smooth_link
 from .student_t import DENSITY
 
-FAR = {np.float32: 1e18, np.float64: 1e150}  # whose square is finite; from where a is r to rounding
+FAR = {np.float32: 1e18, np.float64: 1e150}  # its square is finite; beyond it a equals r up to rounding
 
 # 4 atan(v) / (pi v) as a polynomial in v^2, for v up to tan(pi / 8), interpolated at Chebyshev points, highest power
 # first; the relative error is 1e-7 in float32 and 2e-16 in float64, most of it rounding.
@@ -130,14 +130,14 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
 
     @inlined
     def tails(a):
-        bounded = min(a, far * far)  # a / r of infinite items is 1
+        bounded = min(a, far * far)  # so that a / r of infinite items is 1
         r = radius(bounded)
         decay = power(one / r) if a < infinity else zero
         return scaled_tail(bounded, r) * decay, density * decay / r
 
     @inlined
     def ordered_tail(a):
-        """Every rounding keeps the order: the polynomials, which might not, are taken in float64."""
+        """Every rounding keeps the order; the polynomials, which might not, are evaluated in float64."""
         bounded = min(a, far * far)
         r = radius(bounded)
         if df == 1:

@@ -1,4 +1,4 @@
-"""Student's t links in Triton, by T = F(-a) r^df, which is of the order of 1 for all a: r = sqrt(df + a^2).
+"""Student's t links in Triton, by T = F(-a) r^df with r = sqrt(df + a^2), which is of order 1 for all a.
 
     F(-a) = T / r^df,    log F(-a) = log T - df log r,    F'(a) / F(-a) = C / (T r)
 
@@ -20,8 +20,8 @@ from ..gpu.tools import horner4, reciprocal
 from .base_triton import SmoothLink
 from .student_t import DENSITY, StudentT
 
-ASYMPTOTIC = tl.constexpr(1e18)  # up to which a^2 is finite in float32; from where a is r to rounding
-QUANTILE_STEPS = tl.constexpr(2)  # of Newton's method for df = 4, from a guess that is off by 7% at most
+ASYMPTOTIC = tl.constexpr(1e18)  # up to here a^2 is finite in float32; beyond it a equals r up to rounding
+QUANTILE_STEPS = tl.constexpr(2)  # of Newton's method for df = 4, from a guess that is off by at most 7%
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -55,7 +55,7 @@ def _power(x, LINK: tl.constexpr):
 
 @triton.jit
 def _atan_ratio(u):
-    """4 atan(v) / (pi v) of u = v^2, for v up to tan(pi / 8).
+    """4 atan(v) / (pi v) for u = v^2, with v up to tan(pi / 8).
 
     Interpolated at Chebyshev points; the relative error is 1e-7 in float32 and 2e-16 in float64, most of it rounding.
     """
@@ -74,7 +74,7 @@ def _scaled_tail(a, inverse, LINK: tl.constexpr):
     """T, from a and 1 / r."""
     both = 1.0 + tl.where(a < ASYMPTOTIC, a * inverse, 1.0)  # 1 + rho
     if LINK.df == 1:
-        # atan(1 / a) = 2 atan(s) = 4 atan(v): the half of an angle, twice.
+        # atan(1 / a) = 2 atan(s) = 4 atan(v), by halving the angle twice.
         s = inverse * reciprocal(both)
         half = 1.0 + tl.sqrt(1.0 + s * s)
         v = s * reciprocal(half)

@@ -1,7 +1,7 @@
-"""Forward-mode derivatives for autograd Functions, without two surprises that torch has in store.
+"""Forward-mode derivatives for autograd Functions, avoiding two problems of torch.
 
-Dynamo refuses to trace a Function that has a ``jvp``; and torch switches forward mode off inside a ``jvp``, so that
-forward-over-forward derivatives come out as zeros, silently.
+Dynamo refuses to trace a Function that has a ``jvp``. And torch switches forward mode off inside a ``jvp``, so that
+forward-over-forward derivatives are silently zero.
 """
 
 import types
@@ -18,12 +18,12 @@ from ..call import Call, call_of
 
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """For vmap rules: the batch as the first axis of every tensor, expanded where it has none."""
+    """For vmap rules: the batch as the first axis of every tensor, expanded if a tensor has none."""
     return [v.expand(size, *v.shape) if d is None else v.movedim(d, 0) for d, v in zip(in_dims, tensors, strict=False)]
 
 
 def with_derivatives_of(value: Tensor, carrier: Tensor) -> Tensor:
-    """``value``, to whose derivatives, of any order, those of the ``carrier`` are added: straight-through."""
+    """``value``, with the derivatives of ``carrier``, of any order, added to its own: straight-through."""
     return value + (carrier - carrier.detach())
 
 
@@ -31,8 +31,8 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
     """The Function's ``apply``, with forward-mode derivatives of any order, and fit for ``torch.compile``.
 
     Args:
-        function: A Function without ``jvp``, which saves for forward what the rule needs.
-        jvp: Rule ``jvp(ctx, saved, *tangents)`` in differentiable operations, ``saved`` in place of
+        function: A Function without ``jvp``, which saves what the rule needs.
+        jvp: Rule ``jvp(ctx, saved, *tangents)`` in differentiable operations. It uses ``saved`` in place of
             ``ctx.saved_tensors``, which inside a rule still carry the tangents of its own level.
 
     Returns:
@@ -63,7 +63,7 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
 
 
 def wants_gradient(*args: Any) -> bool:
-    """Whether autograd is to record a call of these."""
+    """Whether autograd should record a call with these arguments."""
     if torch.is_grad_enabled():
         for x in args:  # `any` of a generator takes several times as long
             if isinstance(x, Tensor) and x.requires_grad:
@@ -72,5 +72,5 @@ def wants_gradient(*args: Any) -> bool:
 
 
 def has_derivative(x: Tensor, recorded: bool) -> bool:
-    """Whether x carries a tangent or, if graphs are ``recorded``, asks for a gradient."""
+    """Whether x carries a tangent or, if graphs are ``recorded``, requires a gradient."""
     return (recorded and x.requires_grad) or (in_forward_mode() and forward_ad.unpack_dual(x).tangent is not None)

@@ -1,4 +1,4 @@
-"""Differentiable functions whose steps the contents decide: on data themselves, in graphs one operator each."""
+"""Differentiable functions whose steps depend on contents: called directly on data, one operator each in graphs."""
 
 import functools
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from ..registry import define
 
 
 def differentiable_operator(name: str) -> Callable[[Callable[..., Tensor]], Any]:
-    """Decorator for a function of tensors and constants, in differentiable operations that the contents decide on.
+    """Decorator for a function of tensors and constants, in differentiable operations that depend on the contents.
 
-    On data it is the function itself. Graphs hold the operators ``khot::name`` and, for the first derivative in all
-    floating-point tensors, ``khot::name_derivative``, which calls the function again. A vmap inside of a graph goes
-    through them one by one.
+    On data it is the function itself. Graphs contain the operators ``khot::name`` and, for the first derivative in all
+    floating-point tensors, ``khot::name_derivative``, which calls the function again. A vmap inside a graph calls them
+    once for each element of the batch.
 
     The result has the method ``register_fake`` of the operator.
     """
@@ -74,7 +74,7 @@ def _is_real(x: Any) -> bool:
 
 
 def _each(info: Any, in_dims: Any, args: tuple[Any, ...]) -> list[list[Any]]:
-    """The arguments of a vmap for each of its calls."""
+    """The arguments of each call under a vmap."""
     return [
         [x if dim is None else x.select(dim, i) for x, dim in zip(args, in_dims, strict=True)]
         for i in range(info.batch_size)

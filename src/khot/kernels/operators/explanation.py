@@ -11,10 +11,10 @@ from ..registry import OPERATORS, Backends
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """Which backend a call takes, as :func:`explain` found out; prints as one line for each backend.
+    """The backend that a call takes, as found by :func:`explain`; prints one line for each backend.
 
     Attributes:
-        operation: The name of the operation, for an operator that in ``torch.ops.khot``.
+        operation: The name of the operation; for an operator its name in ``torch.ops.khot``.
         chosen: The name of the backend that computes the call.
         refused: For each other backend of the operation the reason why it does not.
     """
@@ -31,8 +31,8 @@ class Explanation:
 def explain(operation: str | Callable[..., Any] | Backends, *args: Any, **kwargs: Any) -> Explanation:
     """Tells which backend a call takes, and why it does not take the others.
 
-    No backend is called. A function runs as far as its first choice of a backend: a mask has then checked its
-    arguments, an order map has sorted.
+    No backend is called. A function runs up to its first choice of a backend: by then a mask has checked its arguments,
+    and an order map has sorted.
 
     Args:
         operation: A function of the library, such as ``khot.sigmoid_topk``; an operator, or its name in
@@ -45,19 +45,19 @@ def explain(operation: str | Callable[..., Any] | Backends, *args: Any, **kwargs
 
     Raises:
         ValueError: If there is no operator of this name, or the function chooses no backend for these arguments.
-        RuntimeError: As the call itself, if the backend that was asked for cannot run here.
+        RuntimeError: Like the call itself, if the requested backend cannot run here.
 
     Example:
         >>> import khot.kernels
         >>> with khot.kernels.backend("torch"):
         ...     print(khot.kernels.explain(sigmoid_topk, torch.zeros(4), 2))
         threshold_mask runs on torch
-          not on triton: the backend asked for is torch
-          not on numba: the backend asked for is torch
+          not on triton: the requested backend is torch
+          not on numba: the requested backend is torch
     """
     if isinstance(operation, str):
         operation = _operator(operation)
-    with _lock:  # as there is one place where choices are seen
+    with _lock:  # since choices are recorded in one global place
         registry.on_choice = _stop_in(threading.get_ident())
         try:
             if isinstance(operation, registry.Operator):
@@ -100,7 +100,7 @@ def _operator(name: str) -> Backends:
 
 def _explanation(choosing: Backends, asked: tuple[Any, ...]) -> Explanation:
     choice = choosing.choose(*asked)
-    chosen = "torch" if choice is None else choice.name  # what all backends refuse is computed in plain torch
+    chosen = "torch" if choice is None else choice.name  # if all backends refuse, plain torch computes
     others = (other for other in choosing.registered if other.name != chosen)
     refused = {other.name: other.refusal(*asked) or f"{chosen} takes the call before it" for other in others}
     return Explanation(choosing.name, chosen, refused)

@@ -1,4 +1,4 @@
-"""What backends run on: libraries, devices and shapes, and in words why one of them cannot run somewhere."""
+"""Platforms of backends: libraries, devices and shapes, and the reasons why a backend cannot run somewhere."""
 
 import functools
 import importlib
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
-OLDEST_TRITON = (3, 4)  # the first in which a kernel reads the attributes of a record that is a constant to it
-MAX_N = 2**31 - 2**15  # columns of a row: Triton's kernels count them in int32
+OLDEST_TRITON = (3, 4)  # the first version in which a kernel can read attributes of a constant record
+MAX_N = 2**31 - 2**15  # columns of a row, which Triton's kernels count in int32
 
 
 def _is_installed(name: str) -> bool:
@@ -24,14 +24,14 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-HAS_NUMBA = _is_installed("numba")  # it is imported at the first call that runs on it: that takes half a second
+HAS_NUMBA = _is_installed("numba")  # imported only at the first call that runs on it, which takes half a second
 INSTALL_NUMBA = "pip install numba"
 INSTALL_TRITON = "pip install triton"
 
 
 @functools.cache
 def lacks_triton() -> str | None:
-    """Why there is no Triton here that compiles the kernels; None if there is. Imports it."""
+    """The reason why there is no Triton that can compile the kernels; None if there is one. Imports Triton."""
     try:
         triton = importlib.import_module("triton")
     except ImportError as error:
@@ -43,7 +43,7 @@ def lacks_triton() -> str | None:
 
 @functools.cache  # so that it warns once in a process
 def warn_without_triton() -> None:
-    """Warns that an accelerator runs plain torch for want of Triton, or of a newer one."""
+    """Warns that an accelerator runs plain torch because Triton is missing or too old."""
     message = f"plain torch computes what has faster kernels: {lacks_triton()}"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
@@ -90,13 +90,13 @@ def _counted_in_int32(x: Tensor) -> str | None:
 
 
 class Platform(NamedTuple):
-    """What backends of one kind run on, and why not on anything else.
+    """The devices and shapes on which backends of one kind run, and the reasons why they do not run on others.
 
     Attributes:
-        devices: Types of the devices on which they are chosen unless one asks for a backend by name; None for all.
-        elsewhere: Why they are not chosen on other devices.
-        refuses: Why they cannot work on a tensor ``(..., n)`` of this shape; None if they can.
-        obstacle: What keeps them from running on a device; None if nothing does.
+        devices: Device types on which they are chosen unless a backend is requested by name; None for all.
+        elsewhere: The reason why they are not chosen on other devices.
+        refuses: The reason why they cannot work on a tensor ``(..., n)`` of this shape; None if they can.
+        obstacle: The reason why they cannot run on a device; None if they can.
     """
 
     devices: tuple[str, ...] | None

@@ -1,7 +1,7 @@
-"""What DTensors may do with operators that reach them directly, as in graphs: batches may be cut, rows may not.
+"""Rules for DTensors that reach operators directly, as in graphs: batches may be sharded, rows may not.
 
-``register_sharding`` is asked along each axis of a mesh for placements of arguments and results; these rules know no
-communication. Draws stay whole: cut ones would begin at the same place of their seed.
+torch calls these rules for each axis of a mesh, through ``register_sharding``, to get placements of arguments and
+results that need no communication. Draws stay whole: shards would begin at the same place of their seed.
 """
 
 import importlib
@@ -14,11 +14,12 @@ KNOWN = set[str]()
 
 
 def teach_rules(names: list[str], batched: set[str]) -> bool:
-    """Registers the rules of operators that have none yet, if anybody has imported DTensors.
+    """Registers the rules of operators that have none yet, if DTensors have been imported.
 
     Args:
-        names: Of operators ``khot::name``.
-        batched: Those of them in whose tensors the axes of the batch go first, those of the first one but the last.
+        names: Names of operators ``khot::name``.
+        batched: Those among them whose tensors begin with the axes of the batch, which are all axes of the first tensor
+            except the last.
 
     Returns:
         True.
@@ -30,7 +31,7 @@ def teach_rules(names: list[str], batched: set[str]) -> bool:
     try:
         experimental: Any = importlib.import_module("torch.distributed.tensor.experimental")
         register = experimental.register_sharding
-    except (ImportError, AttributeError):  # a torch in which these experiments are elsewhere
+    except (ImportError, AttributeError):  # a torch version that has these experimental functions elsewhere
         return True
     for name in new:
         register(getattr(torch.ops.khot, name).default)(_rule(name, name in batched))
@@ -41,7 +42,7 @@ def _rule(name: str, is_batched: bool) -> Any:
     results = len(getattr(torch.ops.khot, name).default._schema.returns)
 
     def placements(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
-        """Of results and arguments, one pair for each way to place them along an axis of the mesh."""
+        """Placements of results and arguments, one pair for each way to place them along an axis of the mesh."""
         kinds = torch.distributed.tensor
         axes = range(len(arguments[0].shape) - 1) if is_batched else ()
         ways = [kinds.Replicate(), *map(kinds.Shard, axes)]

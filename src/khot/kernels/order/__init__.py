@@ -4,14 +4,14 @@ With items :math:`z_1 \le \dots \le z_n` (in units of the scale) the order maps 
 
 .. math:: \ell_j(v) = \sum_{i<j} e^{z_i - z_j} v_i, \qquad r_j(v) = \sum_{i>j} e^{z_j - z_i} v_i .
 
-They depend on the gaps :math:`h_j = z_j - z_{j-1}` alone, which come from differences of neighbours: an item far away
-costs the others no digit, and beyond ``FAR`` scales it makes no difference how far. A gap that wide stands for itself
-in z, too, so that nothing overflows.
+They depend only on the gaps :math:`h_j = z_j - z_{j-1}`, which are differences of neighbours. So distant items cost no
+digits, and beyond ``FAR`` scales the exact distance makes no difference. A wider gap is replaced by ``FAR``, in z too,
+so that nothing overflows.
 
 A cumulative sum of :math:`e^{z_i} v_i`, divided by :math:`e^{z_j}`, gives the sums in O(n) while no exponential over-
-or underflows: in double precision as long as the items spread over no more than 256 scales. Beyond that, and on
-accelerators without Triton, where looking at the spread would stall, the sums double their reach log2(n) times with
-products of the decays :math:`e^{-h_j} \le 1`, which no gap can harm.
+or underflows: in double precision as long as the items spread over at most 256 scales. Beyond that, and on accelerators
+without Triton, where reading the spread would stall, the sums double their reach log2(n) times with products of the
+decays :math:`e^{-h_j} \le 1`, which work for any gaps.
 
 Between neighbouring items the soft count of those below t, :math:`F(t) = \sum_i \mathrm{Lap}(t - z_i)`, is a constant
 plus two exponentials. With p items at or below t, :math:`A = 1 + \ell_p(1)` and :math:`B = 1 + r_{p+1}(1)`,
@@ -19,8 +19,8 @@ plus two exponentials. With p items at or below t, :math:`A = 1 + \ell_p(1)` and
 .. math:: 2 (F(t) - p) = B e^{t - z_{p+1}} - A e^{z_p - t},
 
 a quadratic equation in :math:`e^t`. With :math:`q = |d| + \sqrt{d^2 + A B e^{-h_{p+1}}}` the root of F(t) = p + d
-is :math:`t = z_{p+1} - \log(B/q)` if d > 0 and :math:`t = z_p + \log(A/q)` if d < 0, free of cancellation and in need
-of no polish; if d = 0 it is :math:`z_p + \tfrac12 (h_{p+1} + \log(A/B))`, however wide the gap. Points are kept as
+is :math:`t = z_{p+1} - \log(B/q)` if d > 0 and :math:`t = z_p + \log(A/q)` if d < 0, without cancellation or further
+iteration. If d = 0 it is :math:`z_p + \tfrac12 (h_{p+1} + \log(A/B))`, however wide the gap. Points are stored as
 offsets from these items.
 
 Layout: z, h, v (..., n) in float64. h_1 is ``FAR``: nothing is to the left of the first item.
@@ -46,7 +46,7 @@ class Points(NamedTuple):
     """Points among sorted items, all (..., points).
 
     Attributes:
-        offset: Of a point from an item near to it.
+        offset: Offset of a point from an item near it.
         anchor: The number of that item (int64).
         below: How many items lie at or below the point (int64): the anchor or the one after it.
     """
@@ -57,12 +57,12 @@ class Points(NamedTuple):
 
 
 class RowMap(NamedTuple):
-    """A map of sorted values, the places (..., n) they came from, and the scale in float64 (...), and its derivative.
+    """A map of sorted values, their original positions (..., n), and the scale in float64 (...), with its derivative.
 
     Attributes:
-        forward: From these to a tuple of the result and of what the derivative needs.
-        backward: From these, dL/d result, whether dL/dscale is wanted, and what the derivative needs, to dL/dx and
-            dL/dscale in float64.
+        forward: Maps these to a tuple of the result and of values that the derivative needs.
+        backward: Maps these, dL/d result, whether dL/dscale is wanted, and the values that the derivative needs, to
+            dL/dx and dL/dscale in float64.
         takes_number: Whether the scale of all rows may be a number.
     """
 
@@ -114,7 +114,7 @@ _on_chip = only_if(
     f"a program has no room for a row of more than {LONGEST_ON_CHIP} items",
 )
 
-# Whole maps and their first derivatives, each a :class:`RowMap`; what none takes is composed of the operators above.
+# Whole maps and their first derivatives, each a :class:`RowMap`; other calls are composed of the operators above.
 soft_rank = Backends(__name__, "SOFT_RANK")
 soft_rank.backend("triton", module=".triton_maps", takes=_on_chip)
 soft_rank.backend("numba", module=".numba_maps")

@@ -1,7 +1,7 @@
 """Soft ranks, sorting and permutations of sorted rows as loops over rows on a CPU.
 
-All in float64 but for what they read and write, and for the exponentials of permutations. A number in place of the
-scales is the scale of all rows.
+The arithmetic is in float64, except for what is read and written and for the exponentials of permutations. A number in
+place of the scales is the scale of all rows.
 """
 
 import functools
@@ -86,7 +86,7 @@ def _loops(items: Tensor) -> Loops:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """In the dtype that loops read, contiguous."""
+    """The tensor as contiguous rows in a dtype that loops read."""
     return x.contiguous() if x.dtype in READ else x.float().contiguous()
 
 
@@ -104,7 +104,7 @@ def _over(
     after: tuple[Tensor | None, ...],
     work: int = 1,
 ) -> None:
-    """Runs a loop on these tensors and the scale between them, which takes so many steps for each item."""
+    """Runs a loop on these tensors, with the scale in between; ``steps`` is the work for each item."""
     n, size = items.shape[-1], items.numel()
     column, one = (scale.contiguous(), 0.0) if isinstance(scale, Tensor) else (None, float(scale))
     address, *results = (0 if v is None else v.data_ptr() for v in (column, *after))

@@ -1,6 +1,6 @@
 """The soft permutation of rows and its derivative as loops of numba, see :mod:`khot.kernels.order.torch_slices`.
 
-Arguments are those of :mod:`.numba_rows`; results are matrices.
+The arguments are those of :mod:`.numba_rows`; results are matrices.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -22,8 +22,8 @@ class Cuts(NamedTuple):
     """The cuts between the slices of a row, one entry each.
 
     Attributes:
-        near: Half of an item near to the cut.
-        offset: Of the cut from there, in scales.
+        near: Half of an item near the cut.
+        offset: Offset of the cut from there, in scales.
         below: How many items lie at or below the cut.
     """
 
@@ -56,7 +56,7 @@ def _find_cuts(x, inverse, left, right, at, cuts):
 
 @inlined
 def _distance(near, offset, half, inverse):
-    """Of a cut from an item: t - z."""
+    """Distance of a cut from an item: t - z."""
     return (near - half) * inverse + offset
 
 
@@ -70,7 +70,7 @@ def _weigh_slices(cuts, inverse, weight):
 
 @per_row
 def _own_slice(half, inverse, cuts, j):
-    """How much of an item's law lies in the slice around it, the one before the cut j."""
+    """How much of an item's law lies in the slice around it, which is the one before cut j."""
     found, last = 0.0, cuts.near.shape[0]
     for cut, sign in ((j, 1.0), (j - 1, -1.0)):
         if 0 <= cut < last:
@@ -86,7 +86,7 @@ def permutation_loop(real: Real) -> Any:
 
     @per_row
     def fill(half, inverse, lower, lower_offset, upper, upper_offset, weight, y):
-        """The slices that have two ends, as products."""
+        """The slices with two ends, as products."""
         for j in range(y.shape[0]):
             beyond = _distance(lower[j], lower_offset[j], half, inverse)
             before = -_distance(upper[j], upper_offset[j], half, inverse)
@@ -129,7 +129,7 @@ def permutation_derivative_loop(real: Real) -> Any:
 
     @summed
     def flow_through(half, inverse, near, offset, g, above, of_cuts):
-        """Adds twice what flows through each cut to the derivative in it; the sum is that of the item, but its sign."""
+        """Adds twice the flow through each cut to the derivative in it; returns the sum, minus that of the item."""
         total = 0.0
         for j in range(near.shape[0]):
             density = exp(-abs(real(_distance(near[j], offset[j], half, inverse))))

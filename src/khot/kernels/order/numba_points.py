@@ -1,4 +1,4 @@
-"""The points of a sorted row at which its soft count has given values, as loops of numba, and their derivatives."""
+"""The points of a sorted row at which its soft count has given values, and their derivatives, as loops of numba."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -11,18 +11,18 @@ from ..cpu.loops import inlined, per_row
 from ..cpu.maths import LOG
 from .numba_scans import STRETCH
 
-FOLLOWING, BETWEEN = 0.5, 1.0  # the first point of a row: they follow the items at 1/2, 3/2, ..., or cut them apart
+FOLLOWING, BETWEEN = 0.5, 1.0  # first values of points that follow the items (1/2, 3/2, ...) or separate them
 
 
 class SomePoints(NamedTuple):
-    """Some of the points of a row, each one after the one before, one entry each, see :mod:`khot.kernels.order`.
+    """Some consecutive points of a row, one entry each; see :mod:`khot.kernels.order`.
 
     Attributes:
         excess: d.
         left, right: The masses A and B of the items on either side, seen from the neighbour there.
         product: Of both, times the decay across the gap between the neighbours: d^2 + product = (A' + B')^2 / 4, with
             A' and B' the masses seen from the point.
-        anchor: The item from which the point's offset counts, and its value.
+        anchor: The item from which the point's offset is measured, and its value.
     """
 
     excess: Any
@@ -39,12 +39,12 @@ def room_for_points():
 
 @per_row
 def find_points(left, right, origin, start, stop, below, at):
-    """The points [start, stop) from the sums over the left and right of each item; how many items are below the last.
+    """The points [start, stop) from the sums over the left and right of each item; returns the items below the last.
 
-    The first point of the row is ``origin``.
+    The first point of the row has the value ``origin``.
 
-    ``below`` is that number for the point before. The anchors are numbers of items. Items are counted at the first
-    point above them, which no processor need guess.
+    ``below`` is the number of items below the previous point. Anchors are item numbers. Items are counted at the first
+    point above them, a loop that processors predict well.
     """
     n, size, (excesses, lefts, rights, products, anchors) = left.shape[0], stop - start, at
     excesses[:size] = 0.0
@@ -79,20 +79,20 @@ def offset_of(excess, left, right, product):
 
 @per_row
 def _weigh(g, at):
-    """What each point gives to the items on its left and on its right, in place of their masses."""
+    """The weights that each point gives to the items on its left and right, which replace their masses."""
     excess, left, right, product, _ = at
     for i in range(g.shape[0]):
         both = math.sqrt(excess[i] * excess[i] + product[i])
         larger, half = abs(excess[i]) + both, 0.5 * np.float64(g[i])
         share, smaller = half / both, product[i] / larger
-        in_middle = excess[i] == 0  # of a gap, across which nothing need reach
+        in_middle = excess[i] == 0  # of a gap, across which the masses may have decayed to 0
         left[i] = (half if in_middle else share * (smaller if excess[i] > 0 else larger)) / left[i]
         right[i] = (half if in_middle else share * (larger if excess[i] > 0 else smaller)) / right[i]
 
 
 @per_row
 def _lever(g, at, anchors):
-    """Sum of dL/d point times its offset; and adds dL/d point to that of the anchors."""
+    """Returns the sum of dL/d point times its offset, and adds dL/d point to the derivative of the anchors."""
     excess, left, right, product, anchor = at
     total = 0.0
     for i in range(g.shape[0]):
@@ -103,13 +103,13 @@ def _lever(g, at, anchors):
 
 @per_row
 def pull(left, right, g, origin, at, with_scale, anchors):
-    """What the points give to their neighbours, to go on to the items on the left and right of these, in their place.
+    """Writes what the points give to their neighbours, to be passed on to items on the left and right, in their place.
 
-    Returns the :func:`_lever`, if asked for.
+    Returns the :func:`_lever`, if requested.
     """
     n, below, last, lever = left.shape[0], 0, 0, 0.0
     excess, given_left, given_right, _, _ = at
-    of_lower = to_left = to_right = 0.0  # what the lower neighbour goes on with to the right; and what comes in now
+    of_lower = to_left = to_right = 0.0  # what the lower neighbour passes on to the right; and what comes in now
     for start in range(0, g.shape[0], STRETCH):
         part = g[start : start + STRETCH]
         last = find_points(left, right, origin, start, start + part.shape[0], last, at)
@@ -118,7 +118,7 @@ def pull(left, right, g, origin, at, with_scale, anchors):
         _weigh(part, at)
         for i in range(part.shape[0]):
             while below < start + i + origin - excess[i]:
-                if below > 0:  # no later point looks at the sums of the item below
+                if below > 0:  # no later point uses the sums of the item below
                     left[below - 1], right[below - 1] = to_left, of_lower
                 of_lower, to_left, to_right = to_right, 0.0, 0.0
                 below += 1

@@ -1,7 +1,8 @@
 """Soft ranks and sorted values of rows, and their derivatives, as loops of numba.
 
-All take the addresses of sorted rows and, but for ``sort``, of the places that they came from; that of the scales, or 0
-and one scale; then of the result, or of dL/d result, dL/dx and dL/dscale, 0 if that is not wanted.
+All take the addresses of sorted rows and, except for ``sort``, of the positions that they came from; the address of the
+scales, or 0 and one scale; then the address of the result, or those of dL/d result, dL/dx and dL/dscale, which is 0 if
+it is not wanted.
 """
 
 # mypy: disable-error-code="no-untyped-def"

@@ -1,8 +1,8 @@
 """Sums over the items on the left and on the right of each item of a sorted row, as loops of numba.
 
-Sums over the items on the left of each are a recurrence in the decays between neighbours, those over the right one
-from the other end. A product of many decays would add up their roundings, so the recurrence starts anew every
-``STRETCH`` items, and what lies before comes in through one decay across the whole stretch.
+The sums over the left are a recurrence in the decays between neighbours, and those over the right are one from the
+other end. A product of many decays would accumulate rounding errors, so the recurrence restarts every ``STRETCH``
+items, and everything before enters through one decay across the whole stretch.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -31,7 +31,7 @@ class Scans(NamedTuple):
 
 @functools.cache
 def scans_for(kind: str, real: Real) -> Scans:
-    """Those of a kind, a key of ``KINDS``, for values of this dtype."""
+    """The scans of a kind, a key of ``KINDS``, for values of this dtype."""
     with specialised(real.__name__):
         fill_decays, decay_across = _decays_of(real)
     with specialised(f"{kind} {real.__name__}"):
@@ -40,7 +40,7 @@ def scans_for(kind: str, real: Real) -> Scans:
 
 @inlined
 def inverse_scale(address, one, r):
-    """Of halves of the items of a row; the scale is that of an array, or where that has no address, one for all."""
+    """1 / scale for halves of items; the scale is an entry of an array, or one number if its address is 0."""
     return 2 / (one if address == 0 else doubles_at(address, 1, r + 1)[0, r])
 
 
@@ -54,7 +54,7 @@ def _decays_of(real: Real) -> tuple[Compiled, Compiled]:
 
     @per_row
     def fill_decays(x, start, stop, inverse, decay):
-        """From the item on the left of each of [start, stop)."""
+        """The decays from the left neighbour of each item in [start, stop)."""
         near, far = x[start - 1 : stop - 1], x[start:stop]
         for i in range(far.shape[0]):
             decay[i] = decay_across(near[i], far[i], inverse)
@@ -62,8 +62,8 @@ def _decays_of(real: Real) -> tuple[Compiled, Compiled]:
     return fill_decays, decay_across
 
 
-# What a scan writes down: the value made of an item's weight and the sums of ones and of weights over one side of it,
-# and how that of the left and that of the right are joined.
+# The output of a scan: the value made of an item's weight and the sums of ones and of weights over one side of it, and
+# how the values of the left and the right are joined.
 
 
 @inlined
@@ -107,7 +107,7 @@ KINDS = {
 def _scans(fill_decays: Compiled, decay_across: Compiled, value: Compiled, join: Compiled) -> Scans:
     @per_row
     def left(x, w, inverse, decay, out):
-        n, ones_before, weights_before = x.shape[0], 1.0, np.float64(w[0])  # of the item before the stretch, with it
+        n, ones_before, weights_before = x.shape[0], 1.0, np.float64(w[0])  # up to the item before the stretch
         out[0] = value(0.0, 0.0, w[0])
         for start in range(1, n, STRETCH):
             stop = min(start + STRETCH, n)
@@ -153,7 +153,7 @@ def _scans(fill_decays: Compiled, decay_across: Compiled, value: Compiled, join:
 
 @per_row
 def stretch(x, inverse, flow):
-    """-sum of z dL/dz: a gap's length times what crosses it; nothing crosses one that is far."""
+    """-sum of z dL/dz, in which a gap counts with the flow across it; across a very wide gap there is no flow."""
     crossing = total = 0.0
     for i in range(1, x.shape[0]):
         crossing += flow[i - 1]

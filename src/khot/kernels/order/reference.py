@@ -1,4 +1,4 @@
-"""Sums, points and slices of sorted items from their definitions, each item with every other, in float64."""
+"""Sums, points and slices of sorted items by definition, from all pairs of items, in float64."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ REACH = 50.0  # scales beyond the items, where no count changes any more
 
 
 def number_of_points(n: int, between: bool) -> int:
-    """Of n items: one for each, or one between each two neighbours."""
+    """The number of points for n items: one for each, or one between each pair of neighbours."""
     return max(n - 1, 0) if between else n
 
 
@@ -19,11 +19,11 @@ def laplace(u: Tensor) -> Tensor:
 
 
 def sorted_positions(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """z = values / scale, centred around 0, and the gaps between neighbours; that of the first item is far.
+    """z = values / scale, centred around 0, and the gaps between neighbours; the gap of the first item is ``FAR``.
 
     Args:
-        values: Sorted items (..., n) in float64, at most half the largest double in size: their differences are finite.
-        scale: Of the rows (..., 1) in float64; negative where the items descend.
+        values: Sorted items (..., n) in float64, at most half the largest double in size, so differences are finite.
+        scale: Scales of the rows (..., 1) in float64; negative if the items descend.
     """
     far = 1600.0
     z = (values - 0.5 * (values[..., :1] + values[..., -1:])) / scale
@@ -34,10 +34,10 @@ def decayed_sums(z: Tensor, gap: Tensor, left: Tensor, right: Tensor) -> tuple[T
     """The sums over the items on the left of each and over those on its right, see :mod:`khot.kernels.order`.
 
     Args:
-        z: Ascending items (..., n), centred around 0 if the fast way is to be taken.
+        z: Ascending items (..., n), centred around 0 to allow the fast method.
         gap: Their distances from the left neighbour (..., n).
-        left: Weights (..., n) of the items in the sums over what lies on the left.
-        right: Weights (..., n) of the items in the sums over what lies on the right.
+        left: Weights (..., n) of the items in sums over the left.
+        right: Weights (..., n) of the items in sums over the right.
     """
     decay = (-(z.unsqueeze(-1) - z.unsqueeze(-2)).abs()).exp()  # (..., n, n)
     return (decay.tril(-1) * left.unsqueeze(-2)).sum(-1), (decay.triu(1) * right.unsqueeze(-2)).sum(-1)
@@ -47,9 +47,9 @@ def soft_count_inverse(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, T
     """The :class:`Points` where F passes 1/2, 3/2, ..., n - 1/2, or with ``between`` 1, 2, ..., n - 1; ascending.
 
     Args:
-        z: Ascending items (..., n), centred around 0 if the fast way is to be taken.
+        z: Ascending items (..., n), centred around 0 to allow the fast method.
         gap: Their distances from the left neighbour (..., n).
-        between: Whether to cut the items apart rather than to follow them.
+        between: Whether to separate the items rather than to follow them.
     """
     count = number_of_points(z.shape[-1], between)
     goals = torch.arange(count, dtype=z.dtype, device=z.device) + (1.0 if between else 0.5)
@@ -71,16 +71,16 @@ def _distances(values: Tensor, scale: Tensor, cuts: Tensor, offset: Tensor) -> T
 def slice_weights(
     values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, below: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """How much of each item's law lies between neighbouring cuts: (..., n, n), the items in the order they came in.
+    """How much of each item's law lies between neighbouring cuts: (..., n, n), the items in their original order.
 
     Args:
         values: Sorted items (..., n) in float64.
-        scale: Of the rows (..., 1), negative where the items descend.
-        order: The place (..., n) of each item in the result.
-        cuts: The item near to each cut (..., n - 1).
-        offset: Of the cut from there, in scales.
+        scale: Scales of the rows (..., 1), negative if the items descend.
+        order: The position (..., n) of each item in the result.
+        cuts: An item near each cut (..., n - 1).
+        offset: Offset of the cut from there, in scales.
         below: How many items lie at or below each cut.
-        dtype: Of the result.
+        dtype: Dtype of the result.
     """
     share = laplace(_distances(values, scale, cuts, offset))
     first, last = torch.zeros_like(share[..., :1]), torch.ones_like(share[..., :1])
@@ -93,7 +93,7 @@ def slice_weights(
 def slice_weights_derivative(
     values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """dL/dz and dL/dt in float64 from dL/dP; the rows of ``grad`` are as those of P."""
+    """dL/dz and dL/dt in float64 from dL/dP; the rows of ``grad`` are ordered as those of P."""
     density = 0.5 * (-_distances(values, scale, cuts, offset).abs()).exp()
     rows = grad.double().gather(-2, order.unsqueeze(-1).expand_as(grad))
     flow = (rows[..., :-1] - rows[..., 1:]) * density

@@ -1,4 +1,4 @@
-r"""The soft permutation of sorted items: how much of each item's Laplace law lies between each two neighbouring cuts.
+r"""The soft permutation of sorted items: how much of each item's Laplace law lies between neighbouring cuts.
 
 .. math:: P_{ij} = \mathrm{Lap}(t_j - z_i) - \mathrm{Lap}(t_{j-1} - z_i), \qquad t_0 = -\infty,\ t_n = \infty
 
@@ -7,19 +7,19 @@ slices, of width :math:`h_j = t_j - t_{j-1}`, the difference of two tails is a p
 
 .. math:: P_{ij} = \tfrac12 (1 - e^{-h_j})\, e^{-\max(t_{j-1} - z_i,\; z_i - t_j)},
 
-from which nothing cancels: with everything of length n in float64, entries in float32 keep all their digits, and rows
-and columns their sums.
+without cancellation: with everything of length n in float64, entries in float32 keep all their digits, and so do the
+sums of rows and columns.
 
 Layout: items (..., n) in float64, z = values / scale ascending, scale (..., 1); cuts (..., n - 1) as the values of
-items near to them and their offsets from there in units of the scale: so t - z keeps its digits, however far away any
-item is. ``order`` (..., n) is the place of each item in the result.
+items near them and their offsets from there in units of the scale, so that t - z keeps its digits however far away an
+item is. ``order`` (..., n) is the position of each item in the result.
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-# Half the distance beyond which an exponential counts as 0, though the square of its root is a normal number.
+# Half the distance beyond which an exponential counts as 0, although the square of its root is a normal number.
 _FARTHEST_HALF = {torch.float32: 60.0, torch.float64: 600.0}
 
 
@@ -46,17 +46,17 @@ def slice_weights(
 
 
 def _place(sorted_values: Tensor, order: Tensor) -> Tensor:
-    """In the order that the items came in."""
+    """The values in the original order of the items."""
     return torch.empty_like(sorted_values, memory_format=torch.contiguous_format).scatter_(-1, order, sorted_values)
 
 
 def _decay(distance: Tensor) -> Tensor:
-    """exp(-distance) as a square: exp takes a CPU ten times as long where it underflows, and a square does not."""
+    """exp(-distance) as a square: where exp underflows it takes a CPU ten times as long, and a square does not."""
     return torch.exp(-(0.5 * distance).clamp(max=_FARTHEST_HALF[distance.dtype])).square()
 
 
 def _own_slices(values: Tensor, scale: Tensor, cuts: Tensor, offset: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
-    """In which slice each item lies, and its entry there, (..., n) both in sorted order."""
+    """The slice in which each item lies, and its entry there, (..., n), both in sorted order."""
     n = values.shape[-1]
     places = torch.arange(n, device=values.device).expand(values.shape).contiguous()
     around = torch.searchsorted(below.contiguous(), places, right=True)

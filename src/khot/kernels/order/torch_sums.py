@@ -9,7 +9,7 @@ from . import Points
 from . import decayed_sums as sums_around
 from .reference import number_of_points
 
-SAFE_EXPONENT = 128.0  # an exponential shows what z rounds: up to here 2^-47
+SAFE_EXPONENT = 128.0  # an exponential magnifies the rounding of z: up to here to 2^-47
 FAR = 1600.0  # scales; exp(-FAR / 2) is 0 in double precision
 
 
@@ -37,7 +37,7 @@ def decayed_sums(z: Tensor, gap: Tensor, left: Tensor, right: Tensor) -> tuple[T
 
 
 def is_narrow(z: Tensor) -> bool:
-    """Whether exponentials of all items, and their sums, are normal numbers."""
+    """Whether the exponentials of all items, and their sums, are normal numbers."""
     return bool(torch.maximum(-z[..., 0], z[..., -1]).max() <= SAFE_EXPONENT)
 
 
@@ -50,10 +50,10 @@ def sums_by_cumsum(rise: Tensor, fall: Tensor, left: Tensor, right: Tensor) -> t
 
 
 def sums_by_doubling(gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`decayed_sums` whatever the gaps."""
+    """:func:`decayed_sums` for any gaps."""
     n = gap.shape[-1]
     first = decay = gap.neg().exp_()  # to each item from `reach` items before it
-    before, after = left.clone(), right.clone()  # each with the item itself
+    before, after = left.clone(), right.clone()  # each including the item itself
     reach = 1
     while reach < n:
         before[..., reach:] += decay[..., reach:] * before[..., :-reach]
@@ -74,7 +74,7 @@ def soft_count_inverse(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, T
         return Points(z.new_empty(shape), *(z.new_empty(shape, dtype=torch.long) for _ in range(2)))
     left, right = sums_around(z, gap, torch.ones_like(z), torch.ones_like(z))
     places = torch.arange(1, n + 1, dtype=z.dtype, device=z.device)
-    # F at the items, + 1/2 to make whole numbers of the targets. Each item lies below all targets from the next one on:
+    # F at the items, + 1/2 to make the targets integers. Each item lies below all targets from the next one on:
     # counting is many times faster than a binary search for each target.
     rank = (right - left).mul_(0.5).add_(places if not between else places - 0.5)
     first_above = rank.ceil_().long()

@@ -1,4 +1,4 @@
-"""The order maps of sorted rows that fit on chip, and their first derivatives, by Triton kernels."""
+"""Triton kernels for order maps of sorted rows that fit on chip, and for their first derivatives."""
 
 from torch import Tensor
 

@@ -1,13 +1,13 @@
-"""Where the soft count F of sorted items passes 1/2, 3/2, ... or 1, 2, ..., in Triton, and the derivative of that.
+"""The points where the soft count F of sorted items passes 1/2, 3/2, ... or 1, 2, ..., with derivatives, in Triton.
 
 One program per row, which stays on chip. The points t_j follow from the sums over both sides of their neighbours, see
-:mod:`khot.kernels.order`; which these are a search among the items tells. The shares omega_ij of the items in dt_j
-decay from there to both sides, so dL/dz_i = sum_j omega_ij g_j is a pair of scans over the points, read off where each
-item stands among them: nothing is added up in memory.
+:mod:`khot.kernels.order`; a search among the items finds these neighbours. The shares omega_ij of the items in dt_j
+decay from there to both sides, so dL/dz_i = sum_j omega_ij g_j is a pair of scans over the points, read off at each
+item's position among them, without additions in memory.
 
-Arithmetic in float64, without which long rows and narrow gaps would lose the places of the points. A point is kept as
-an offset in scales from an item near to it, which no item far away costs a digit. A negative scale means descending
-order.
+Arithmetic is in float64, without which long rows and narrow gaps would lose the positions of the points. A point is
+stored as an offset in scales from an item near it, so that distant items cost no digits. A negative scale means
+descending order.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -33,7 +33,7 @@ def larger(a, b):
 
 @triton.jit
 def _first_goals(before, after, cols, n, BETWEEN: tl.constexpr):
-    """From which of the points 1, 2, ... on each item lies below them; ascending, whatever ties round to."""
+    """The first of the points 1, 2, ... for which each item lies below it; ascending, however ties are rounded."""
     rank = (cols + 1) + 0.5 * (after - before)
     if BETWEEN:
         rank -= 0.5
@@ -42,10 +42,10 @@ def _first_goals(before, after, cols, n, BETWEEN: tl.constexpr):
 
 @triton.jit
 def _neighbours(items, before, after, first_goal, cols, n, BETWEEN: tl.constexpr, BLOCK: tl.constexpr):
-    """Where each point is, with one more than there are if they lie between the items.
+    """The neighbours of each point, with one extra point if the points lie between the items.
 
     Returns how far above halfway between its two neighbours it counts, how many items lie below, the neighbours, and
-    their weights with those beyond them.
+    their weights including the items beyond them.
     """
     goal = cols + 1
     below = tl.zeros_like(cols)
@@ -66,9 +66,9 @@ def _neighbours(items, before, after, first_goal, cols, n, BETWEEN: tl.constexpr
 
 @triton.jit
 def _pulls(excess, width, weight_left, weight_right):
-    """The weights with which the nearer side and the other act on a point, up to a factor.
+    """The weights with which the nearer side and the other side act on a point, up to a common factor.
 
-    They are q and what it has to be multiplied by to make A B exp(-h_{p+1}), see :mod:`khot.kernels.order`.
+    They are q and its complement, whose product is A B exp(-h_{p+1}), see :mod:`khot.kernels.order`.
     """
     product = weight_left * weight_right * tl.exp(-width)
     size = tl.abs(excess)
@@ -78,7 +78,7 @@ def _pulls(excess, width, weight_left, weight_right):
 
 @triton.jit
 def _offsets(excess, width, weight_left, weight_right, BETWEEN: tl.constexpr):
-    """Of the points: from the upper neighbour where excess > 0, from the lower one else; see the reference."""
+    """Offsets of the points: from the upper neighbour if excess > 0, else from the lower one; see the reference."""
     pull, _ = _pulls(excess, width, weight_left, weight_right)
     distance = tl.maximum(tl.log(tl.where(excess > 0, weight_right, weight_left) / pull), 0.0)
     offset = tl.where(excess > 0, -distance, distance)
@@ -92,7 +92,7 @@ def _points_fwd(
     values_ptr, t_ptr, cuts_ptr, scale_ptr, scale_number: tl.float64, stride_scale, n, points,
     SCALE_TENSOR: tl.constexpr, BETWEEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The points of a row; or of those between the items the offsets, and half of the items that these count from."""
+    """The points of a row; for points between the items, the offsets and half of the items that these start from."""
     row, cols = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
     here, _, before, after = counted_items(values_ptr + row * n, scale, cols, n)
@@ -115,7 +115,7 @@ def _points_bwd(
     scale_ptr, scale_number: tl.float64, stride_scale, n, points,
     SCALE_TENSOR: tl.constexpr, BETWEEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dL/dx and dL/dscale from dL/dt, and dL/dz that goes another way if the points lie between the items."""
+    """dL/dx and dL/dscale from dL/dt, and from a separate dL/dz if the points lie between the items."""
     row, cols = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
     here, to_left, before, after = counted_items(values_ptr + row * n, scale, cols, n)
@@ -152,7 +152,7 @@ def _points_bwd(
     grad_z += tl.where(first_above > 0, tl.exp(distance) * tl.gather(to_upper, under, 0), 0.0)
     grad_z = tl.where(cols < n, grad_z, 0.0)
 
-    to_left = (here - tl.gather(here, tl.maximum(cols - 1, 0), 0)) * inverse  # again: no register is left to keep it in
+    to_left = (here - tl.gather(here, tl.maximum(cols - 1, 0), 0)) * inverse  # computed again to save a register
     z = coordinates(to_left, cols, n)
     if BETWEEN:
         grad_z += tl.load(direct_ptr + row * n + cols, mask=cols < n, other=0.0)
@@ -165,7 +165,7 @@ def _points_bwd(
 
 
 def launch_points(values: Tensor, scale: Tensor, between: bool) -> tuple[Tensor, Tensor]:
-    """The points like ``values``, and nothing; or of those between the items the offsets, and half of their items."""
+    """The points like ``values``, and nothing; for points between the items, the offsets and half of their items."""
     (rows,), n = contiguous_rows(values), values.shape[-1]
     points, dtype = (n - 1, torch.float64) if between else (n, values.dtype)
     t = torch.empty(len(rows), points, dtype=dtype, device=rows.device)

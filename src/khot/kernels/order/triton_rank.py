@@ -4,7 +4,7 @@ With f_ij = exp(-|z_i - z_j|) / 2, z = x / s, in float64,
 
     r_i = i + (sum_{j > i} f_ij - sum_{j < i} f_ij),   dL/dz_i = sum_j f_ij (g_i - g_j),
 
-two scans and two of three numbers each. A negative scale means descending order.
+which takes two scans, and in the derivative two scans of three numbers. A negative scale means descending order.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -64,7 +64,7 @@ def _rank_bwd(
 
 
 def launch_rank(values: Tensor, order: Tensor, scale: Tensor) -> Tensor:
-    """Soft ranks, in the order that the sorted ``values`` (..., n) had, for the scale in float64 (...)."""
+    """Soft ranks, in the original order of the sorted ``values`` (..., n), for the scale in float64 (...)."""
     rows, places = contiguous_rows(values, order)
     rank, numbers = torch.empty_like(rows), row_numbers(scale, values.device)
     with on_device(values):

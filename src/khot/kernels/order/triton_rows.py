@@ -1,6 +1,6 @@
-"""What the kernels of the order maps share: how they read a sorted row (..., n) and are launched on many.
+"""What the kernels of the order maps share: how they read a sorted row (..., n) and how they are launched.
 
-Layout: values, places and results (rows, n), contiguous; values as sorted, ``order`` the places that they came from.
+Layout: values, positions and results (rows, n), contiguous; values are sorted, ``order`` has their original positions.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -22,9 +22,9 @@ FAR = tl.constexpr(1600.0)  # as in khot.kernels.order.torch_sums
 
 @triton.jit
 def items(values_ptr, scale, cols, n):
-    """Half of each item, in whose differences nothing overflows; the gap to its left; its decays from both sides.
+    """Half of each item, so that differences do not overflow; the gap to its left; its decays from both sides.
 
-    A distance in scales is such a difference, exact for neighbours wherever the row lies, over half the scale.
+    A distance in scales is such a difference divided by half the scale; for neighbours it is exact anywhere.
     """
     here, left, right = load_three(values_ptr, cols, n)
     here, left, right, inverse = 0.5 * here, 0.5 * left, 0.5 * right, 1.0 / (0.5 * scale)
@@ -35,7 +35,7 @@ def items(values_ptr, scale, cols, n):
 
 @triton.jit
 def counted_items(values_ptr, scale, cols, n):
-    """As :func:`items`, with the sums over the left and the right of each item instead of the decays."""
+    """Like :func:`items`, with the sums over the left and the right of each item instead of the decays."""
     here, to_left, from_left, from_right = items(values_ptr, scale, cols, n)
     _, before = tl.associative_scan((from_left, from_left), 0, compose)
     _, after = tl.associative_scan((from_right, tl.where(cols < n, from_right, 0.0)), 0, compose, reverse=True)
@@ -46,23 +46,23 @@ def counted_items(values_ptr, scale, cols, n):
 def coordinates(to_left, cols, n):
     """z of the items in one coordinate with 0 in the middle, for derivatives with respect to the scale.
 
-    Nothing crosses the widest gaps, which are left out: the derivatives do not depend on them.
+    The widest gaps, which nothing crosses, are left out: the derivatives do not depend on them.
     """
     steps = tl.where((cols > 0) & (cols < n) & (to_left < FAR), to_left, 0.0)
     return tl.cumsum(steps, 0) - 0.5 * tl.sum(steps, 0)
 
 
 def contiguous_rows(*tensors: Tensor) -> list[Tensor]:
-    """Each as (rows, n)."""
+    """Each tensor as (rows, n)."""
     return [rows_of(v).contiguous() for v in tensors]
 
 
 def scan_options(rows: Tensor, scale: RowNumbers, table: Table = ROWS) -> dict[str, Any]:
-    """What all kernels are compiled with."""
+    """The options with which all kernels are compiled."""
     how = plan(len(rows), rows.shape[1], torch.float64, table)
     return {"SCALE_TENSOR": scale.tensor is not None, "BLOCK": how.block, "num_warps": how.warps}
 
 
 def row_results(rows: Tensor) -> Tensor:
-    """Room for one float64 number of each row."""
+    """An empty tensor for one float64 number per row."""
     return torch.empty(len(rows), dtype=torch.float64, device=rows.device)

@@ -1,14 +1,13 @@
 """The decayed sums of :mod:`khot.kernels.order` in Triton, as scans of affine maps.
 
-Going right, the sum s at an item follows from that at its neighbour as s -> a s + a v, with the decay a <= 1 over the
-gap between them and the neighbour's weight v; going left likewise. Such maps compose associatively, and no gap harms
-them.
+To the right, the sum s at an item follows from that at its neighbour by s -> a s + a v, with the decay a <= 1 over the
+gap between them and the neighbour's weight v; likewise to the left. Such maps compose associatively, for any gaps.
 
-A row that fits on chip is scanned by one program. Of longer rows each tile is scanned by itself for the one map that it
-amounts to; one program per row composes these; then the tiles are scanned again from where they start. That reads the
-row twice and takes three launches, whether there are many long rows or one.
+A row that fits on chip is scanned by one program. For longer rows, each tile is scanned by itself for the single map
+that it amounts to; one program per row composes these maps; then the tiles are scanned again from their initial values.
+This reads the row twice and takes three launches, whether there are many long rows or one.
 
-Layout: gaps, weights and sums (rows, n), contiguous. All in float64.
+Layout: gaps, weights and sums (rows, n), contiguous, all in float64.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -39,7 +38,7 @@ def compose_two(a0, b0, c0, a1, b1, c1):
 
 @triton.jit
 def decays(to_left, to_right, cols, n):
-    """How much weight comes to each item from neighbours at these distances; 1 beyond the row, which is neutral."""
+    """The factor of weight that reaches each item from neighbours at these distances; 1 (neutral) beyond the row."""
     from_left = tl.where(cols > 0, tl.exp(-tl.maximum(to_left, 0.0)), 0.0)
     from_right = tl.where(cols < n - 1, tl.exp(-tl.maximum(to_right, 0.0)), 0.0)
     return tl.where(cols < n, from_left, 1.0), tl.where(cols < n, from_right, 1.0)
@@ -47,7 +46,7 @@ def decays(to_left, to_right, cols, n):
 
 @triton.jit
 def to_double(v):
-    """In float64, from half types by way of float32 as the hardware does."""
+    """The number in float64; from half types by way of float32, as the hardware does."""
     if v.dtype == tl.float64:
         return v
     else:
@@ -56,7 +55,7 @@ def to_double(v):
 
 @triton.jit
 def to_dtype(v, DTYPE: tl.constexpr):
-    """From float64, to half types by way of float32 as the hardware does."""
+    """From float64 to DTYPE; to half types by way of float32, as the hardware does."""
     if DTYPE == tl.float64 or DTYPE == tl.float32:
         return v.to(DTYPE)
     else:
@@ -104,7 +103,7 @@ def _tile_totals(gap_ptr, left_ptr, right_ptr, totals_ptr, n, tiles, BLOCK: tl.c
 
 @triton.jit
 def _tile_carries(totals_ptr, carries_ptr, tiles, BLOCK: tl.constexpr):
-    """The sums with which each tile starts, of one row: carries (2, rows, tiles)."""
+    """The sums with which each tile of one row starts: carries (2, rows, tiles)."""
     row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     lanes, stride = tl.arange(0, BLOCK), rows * tiles
     totals_ptr += row * tiles
@@ -112,7 +111,7 @@ def _tile_carries(totals_ptr, carries_ptr, tiles, BLOCK: tl.constexpr):
     carry = tl.zeros((), tl.float64)
     for start in range(0, tiles, BLOCK):
         tile = start + lanes
-        there = (tile > 0) & (tile < tiles)  # a tile starts with what those before it left
+        there = (tile > 0) & (tile < tiles)  # a tile starts with the result of those before it
         a = tl.load(totals_ptr + tile - 1, mask=there, other=1.0)
         b = tl.load(totals_ptr + stride + tile - 1, mask=there, other=0.0)
         a, b = tl.associative_scan((a, b), 0, compose)
@@ -149,7 +148,7 @@ def _decayed_sums(
 
 
 def launch_decayed_sums(gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums over the left and the right of each item, from the gap to its left neighbour (..., n), at least one."""
+    """The sums over the left and the right of each item, from the gap to its left neighbour (..., n), n at least 1."""
     rows, left, right = (rows_of(v).contiguous() for v in (gap, left, right))
     before, after = torch.empty_like(rows), torch.empty_like(rows)
     n, how = rows.shape[1], plan(len(rows), rows.shape[1], torch.float64, SCANS)

@@ -1,12 +1,12 @@
 """The soft permutation of :mod:`khot.kernels.order` in Triton, tile by tile, and its derivative.
 
 A program computes a tile from the z of its rows and the cuts around its columns, all in sorted order, and writes or
-reads each row where the item came from. Arithmetic in float32, in float64 for float64; only the distances between items
-and cuts are subtracted in float64, or far from 0 they would have no digits. Only tiles that the items cross have
-entries that are no product; their rows and columns being sorted, two numbers of each tell.
+reads each row at the original position of its item. Arithmetic is in float32, or in float64 for float64. Only the
+distances between items and cuts are computed in float64, since far from 0 they would otherwise have no digits. Only
+tiles that the items cross have entries that are not products; as rows and columns are sorted, two numbers of each tell.
 
 Layout: items, order (rows, n), cuts as items and offsets (rows, n - 1) in float64, P (rows, n, n), all contiguous. The
-derivative leaves the sums of each tile over its rows and over its columns, (rows, tiles, n), which are added up at the
+derivative stores the sums of each tile over its rows and over its columns, (rows, tiles, n), which are added up at the
 end.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..gpu.tools import arithmetic, on_device, per_row, row_numbers, rows_of
 
-ROWS = {torch.float32: 16, torch.float64: 8}  # of a tile, by the dtype of the arithmetic; twice that of the derivative
+ROWS = {torch.float32: 16, torch.float64: 8}  # of a tile, by the dtype of the arithmetic; twice this in the derivative
 MAX_COLUMNS, WARPS = 128, 8
 
 
@@ -38,7 +38,7 @@ def one_minus_exp(h):
 
 @triton.jit
 def _tile(row_tiles, column_tiles):
-    """Row of the batch, and the row and column of tiles, of this program."""
+    """Row of the batch, and the row and column among the tiles, of this program."""
     program, tiles = tl.program_id(0).to(tl.int64), row_tiles * column_tiles
     tile = (program % tiles).to(tl.int32)
     return program // tiles, tile // column_tiles, tile % column_tiles
@@ -105,7 +105,7 @@ def _slice_weights_bwd(
 
 
 def _tiles(n: int, rows: int) -> tuple[int, int, int]:
-    """Columns of a tile, and rows and columns of tiles."""
+    """Columns of a tile, and the numbers of rows and columns of tiles."""
     columns = min(MAX_COLUMNS, max(16, triton.next_power_of_2(n)))
     return columns, triton.cdiv(n, rows), triton.cdiv(n, columns)
 
@@ -113,7 +113,7 @@ def _tiles(n: int, rows: int) -> tuple[int, int, int]:
 def launch_slice_weights(
     values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """P (..., n, n) in ``dtype``; arguments as of :func:`khot.kernels.order.slice_weights`."""
+    """P (..., n, n) in ``dtype``; the arguments are those of :func:`khot.kernels.order.slice_weights`."""
     n = values.shape[-1]
     rows, places = (rows_of(v).contiguous() for v in (values, order))
     p = torch.empty(len(rows), n, n, dtype=dtype, device=values.device)

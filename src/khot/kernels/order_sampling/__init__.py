@@ -1,28 +1,28 @@
-r"""Order sampling: draws by independent ranks, and the integrals over one variable that are its law.
+r"""Order sampling: draws by independent ranks, and the one-dimensional integrals that define their law.
 
-The k units of smallest :math:`R_i = E_i - \vartheta_i` are drawn, E independent noise with the distribution function F
-and the density f, :math:`F_i = F(s + \vartheta_i)`. A set S is drawn if the last of its units is ahead of all others,
-and unit i if it is ahead of all but k - 1 of the others,
+A draw consists of the k units of smallest :math:`R_i = E_i - \vartheta_i`, where E is independent noise with the
+distribution function F and the density f, and :math:`F_i = F(s + \vartheta_i)`. A set S is drawn if the last of its
+units comes before all others, and unit i if it comes before all but k - 1 of the others,
 
 .. math::
     P(S) = \int \prod_{i \in S} F_i \prod_{i \notin S} (1 - F_i) \sum_{j \in S} \frac{f_j}{F_j} \, ds, \qquad
     \pi_i = \int f_i \, P\big(\#\{j \ne i: R_j < s\} < k\big) \, ds.
 
 ``order_log_prob`` gives log P(S) with its gradient. ``order_inclusion`` gives the :math:`\pi_i`. The number of units
-that have come by a time is a sum of independent Bernoulli variables; for logistic noise these units, if they are k, are
-a conditional Poisson design that is the same for all times. ``order_inclusion_product`` gives the product of the
-Jacobian with a vector. It is symmetric, as :math:`\pi` is the gradient of the expected sum of the k largest
-:math:`-R_i`: one product serves both modes of differentiation.
+that have come by a time is a sum of independent Bernoulli variables. For logistic noise these units, given that there
+are k of them, are a conditional Poisson design that is the same at all times. ``order_inclusion_product`` gives the
+product of the Jacobian with a vector. The Jacobian is symmetric, as :math:`\pi` is the gradient of the expected sum of
+the k largest :math:`-R_i`, so one product serves both modes of differentiation.
 
-Positions are float64; one of ``inf`` includes its unit, ``-inf`` excludes it. Results have relative errors of about
-e^-depth, for ``EXACT`` or ``SINGLE`` precision. The reference is the definition, in small pieces of Gauss' rule. What
-no backend here takes is for :mod:`khot.laws.order_sampling`, and so are derivatives of higher order.
+Positions are float64; ``inf`` includes a unit and ``-inf`` excludes it. Results have relative errors of about e^-depth,
+for ``EXACT`` or ``SINGLE`` precision. The reference is the definition, by Gauss' rule on small pieces. Calls that no
+backend here takes, and derivatives of higher order, are left to :mod:`khot.laws.order_sampling`.
 
-``order_draw`` makes the ranks e^noise e^-(theta_i - t), with t such that the k-th is near 1, and chooses the k smallest
-ones; :mod:`.noises` has the laws of the noise. In kernels noise, ranks and selection are one, made of a seed that
-torch's generator gives: on a CPU of float64 numbers; on an accelerator, where the seed stays, ranks in float32 do,
-their noise being accurate in both tails. In plain torch on a CPU the ranks are float64 numbers from torch's generator,
-and the second factor, which all draws of a design share, is kept.
+``order_draw`` computes the ranks e^noise e^-(theta_i - t), with t such that the k-th is near 1, and selects the k
+smallest; :mod:`.noises` has the laws of the noise. Kernels fuse noise, ranks and selection, starting from a seed from
+torch's generator. On a CPU they use float64 numbers. On an accelerator, where the seed stays on the device, ranks are
+in float32, with noise that is accurate in both tails. In plain torch on a CPU the ranks are float64 numbers from
+torch's generator, and the second factor, which all draws of a design share, is kept.
 """
 
 from collections.abc import Sequence
@@ -53,11 +53,11 @@ __all__ = [
     "ranks_of_parts",
 ]
 
-EXACT, SINGLE = 34.0, 21.0  # errors of 2e-15, before rounding, and of 8e-10, which float32 does not see
+EXACT, SINGLE = 34.0, 21.0  # errors of 2e-15 before rounding, and of 8e-10, which is invisible in float32
 
 
 def depth_for(dtype: torch.dtype) -> float:
-    """The depth of integrals that are rounded to this dtype."""
+    """The depth for integrals that are rounded to this dtype."""
     return EXACT if dtype == torch.float64 else SINGLE
 
 
@@ -99,14 +99,14 @@ order_draw = DrawOperator("order_draw", reference_draw.order_draw)
 order_draw.backend("triton", module=".triton_draw", takes=DrawOperator.fills_device)
 order_draw.backend("numba", module=".numba_draw", takes=DrawOperator.has_draws)
 
-# The ranks alone, for a process that has some of the units of a row and selects among all.
+# Only the ranks, for a process that has some of the units of a row; the selection is among all units.
 order_ranks = Backends(__name__, "order_ranks")
 order_ranks.backend("numba", module=".numba_draw", takes=DrawOperator.has_draws)
 
 
 def ranks_of_parts(theta: Tensor, centre: Tensor, seed: Tensor, first: Sequence[int], draws: int, noise: str) -> Tensor:
-    """Ranks ``(draws, *batch, m)`` in float64 of units that may begin anywhere in their rows, as ``first`` says."""
-    before = Place(*first).unit % 2  # two units share a place of the counter
+    """Ranks ``(draws, *batch, m)`` in float64 of units that begin anywhere in their rows, as ``first`` says."""
+    before = Place(*first).unit % 2  # two units share one value of the counter
     place = Place(*first)._replace(unit=Place(*first).unit - before)
     if before:
         theta = pad(theta, (before, 0))

@@ -1,7 +1,7 @@
 """The fused integrals as differentiable functions of the positions.
 
-A plain first derivative goes a short way, of numbers that are there or of one product with the Jacobian. Everything
-else goes through the ``definition`` that is handed in, the same function of the positions in differentiable operations.
+Plain first derivatives are cheap: they use numbers that are already there, or one product with the Jacobian. Everything
+else uses the ``definition`` that is passed in, the same function of the positions in differentiable operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -128,6 +128,6 @@ def _pull_back(definition: Definition, theta: Tensor, grad: Tensor) -> Tensor:
 
 def _push_forward(definition: Definition, theta: Tensor, tangent: Tensor) -> Tensor:
     value, pull_back = torch.func.vjp(definition, theta)[:2]
-    # The map back is linear, and the map forward its derivative transposed: torch.func.jvp does not nest everywhere.
+    # The backward map is linear, and forward mode its transposed derivative: torch.func.jvp does not nest everywhere.
     zero = torch.zeros_like(value)
     return cast(Tensor, torch.func.vjp(lambda g: pull_back(g)[0], zero)[1](tangent)[0])

@@ -1,6 +1,6 @@
-"""The noise of order sampling: its law, and how it is made of uniform numbers.
+"""The noise of order sampling: its law, and how it is computed from uniform numbers.
 
-A noise is named where graphs and Triton kernels refer to it; :mod:`khot.laws.order_sampling` integrates over its law.
+Graphs and Triton kernels refer to a noise by name; :mod:`khot.laws.order_sampling` integrates over its law.
 """
 
 import math
@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SURE = 500.0  # log-odds of a certain event, finite
-LARGEST = 300.0  # whose exponential is the hazard of a unit that has come for certain
+SURE = 500.0  # finite log-odds of a certain event
+LARGEST = 300.0  # its exponential is the hazard of a unit that has certainly come
 SMALL, LATE = -60.0, 10.0  # bounds within which powers of exp(z) are finite in second derivatives
-LEAST = 1e-30  # value of 1 - F before its kink, so that derivatives stay finite
+LEAST = 1e-30  # smallest value of 1 - F before its kink, so that derivatives stay finite
 
 
 class Law(NamedTuple):
-    """What the noise does at z, each to its own relative accuracy in both tails."""
+    """The law of the noise at z; each value has its own relative accuracy in both tails."""
 
     log_cdf: Tensor
     log_sf: Tensor  # log(1 - F)
@@ -30,8 +30,8 @@ class Noise(ABC):
     """The law of the noise.
 
     Attributes:
-        name: What operators and Triton kernels call it.
-        smooth: Whether F is analytic, or else has a kink at 0.
+        name: Its name in operators and Triton kernels.
+        smooth: Whether F is analytic; otherwise it has a kink at 0.
         reach: The z beyond which 1 - F is less than e^-SURE.
         shifts_log_odds: Whether the log-odds of F(z) are z itself.
     """
@@ -47,7 +47,7 @@ class Noise(ABC):
 
     @abstractmethod
     def from_uniform_(self, u: Tensor) -> Tensor:
-        """The exponential of the noise from numbers uniform on (0, 1), which it overwrites."""
+        """The exponential of the noise, from numbers uniform on (0, 1), which it overwrites."""
 
 
 class _Logistic(Noise):
@@ -69,7 +69,7 @@ class _LogExponential(Noise):
 
     def law(self, z: Tensor) -> Law:
         x = z.clamp(-SURE, LARGEST).exp()
-        inner = z.clamp(SMALL, LATE)  # below, log F is z, in all digits; above, F is 1
+        inner = z.clamp(SMALL, LATE)  # below, log F equals z to all digits; above, F is 1
         y = inner.exp()
         cdf = -torch.expm1(-y)
         return Law(cdf.log() + (z - inner).clamp(max=0), -x, y * torch.exp(-y) / cdf, x)

@@ -1,22 +1,22 @@
-r"""Inclusion probabilities of order sampling, and products with their Jacobian, for noise of any law, a row at a time.
+r"""Inclusion probabilities of order sampling, and products with their Jacobian, for noise of any law, row by row.
 
-By the time s unit i has come with the probability :math:`F_i`, a function of :math:`x_i = e^{s + \vartheta_i}`; it does
-so at the rate :math:`f_i`. The number N of those that have come is a sum of independent Bernoulli variables, and what
-follows from its law when some units are left out is a sum over its characteristic function. With
-:math:`\varphi_i = 1 - F_i + F_i z` and :math:`T = z^{1 - k} \prod_i \varphi_i` on M points z of the unit circle,
+By time s unit i has come with probability :math:`F_i`, a function of :math:`x_i = e^{s + \vartheta_i}`; it comes at the
+rate :math:`f_i`. The number N of units that have come is a sum of independent Bernoulli variables. Probabilities of N
+with some units left out are sums over its characteristic function. With :math:`\varphi_i = 1 - F_i + F_i z` and
+:math:`T = z^{1 - k} \prod_i \varphi_i` at M points z of the unit circle,
 
 .. math:: u_i = P(N_{-i} = k - 1) = \operatorname{mean} \frac{T}{\varphi_i}, \qquad
     \pi_i = \int F_i \Big( \sum_j f_j u_j + f_i u_i \Big) ds, \qquad
     (J g)_i = \int f_i \operatorname{mean} \frac{T}{\varphi_i}
     \Big( g_i \sum_j \frac{f_j}{\varphi_j} - \sum_j \frac{f_j g_j}{\varphi_j} \Big) ds.
 
-The means are exact but for counts that differ from k by M or more, and where the angle of z is large there is nothing:
+The means are exact except for counts that differ from k by M or more, and points of large angle are negligible:
 :math:`|\prod \varphi_i| \le \exp(-2 v \sin^2(\text{angle} / 2))` with v the variance of N. The k-th unit comes while
-about k are expected to have come, and the integrals end where bounds on P(N = k) are e^-depth: for its mean m, with
+about k are expected to have come. The integrals end where bounds on P(N = k) are e^-depth: with m the mean of N and
 d = |m - k|, those of Bernstein, :math:`e^{-d^2 / (2 v + 2 d / 3)}`, and of Chernoff, for the units that have come and
 for those that have not.
 
-Logistic noise has a faster way, :mod:`.numba_inclusion`.
+Logistic noise has a faster method, :mod:`.numba_inclusion`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -36,9 +36,9 @@ from .numba_times import TINY, walk_of
 Array = np.ndarray[Any, Any]
 
 exp = EXP[np.float64]
-WIDEST = 600.0  # distance of positions whose exponentials have room
+WIDEST = 600.0  # distance of positions whose exponentials are still representable
 MOST_ANGLES = 128
-SLACK = 3.0  # beside the depth, for P(N = k) itself
+SLACK = 3.0  # in addition to the depth, for P(N = k) itself
 MOST_NODES = 4096
 
 
@@ -60,7 +60,7 @@ def _of_logistic(x):
     return came, missing, came * missing
 
 
-# F, 1 - F and f at x = e^(s + theta), by the name of the noise; whether F has a kink, at x = 1.
+# F, 1 - F and f at x = e^(s + theta), by the name of the noise, and whether F has a kink at x = 1.
 FATES = {
     "log_exponential": (_of_exponential, False),
     "log_uniform": (_of_uniform, True),
@@ -69,9 +69,9 @@ FATES = {
 
 
 class Space(NamedTuple):
-    """Room for numbers of units, of nodes and of angles."""
+    """Arrays for units, nodes and angles."""
 
-    weight: Array  # e^theta, seen from the middle of the positions
+    weight: Array  # e^theta, relative to the middle of the positions
     came: Array  # F
     missing: Array  # 1 - F
     rate: Array  # f
@@ -91,9 +91,9 @@ def _space(n):
 
 @inlined
 def _angles(n, k, mean, variance, turns, depth, rows):
-    """How many points there are on the circle, and on how many of one half there is something, whole blocks of them.
+    """The number of points on the circle, and how many of one half are not negligible, in whole blocks.
 
-    And their cosines and sines, with those of ``turns`` times the angle, twice where they stand for conjugates.
+    Also writes their cosines and sines, with those of ``turns`` times the angle, twice if they represent conjugates.
     """
     third = (depth + SLACK) / 3
     points = int(min(n + 1.0, abs(k - mean) + third + math.sqrt(third * third + 6 * third * variance) + 2.0)) | 1
@@ -125,7 +125,7 @@ def _turn(angle, cosine, sine):
 
 @inlined
 def _factor(came, missing):
-    """Of a unit that has more likely come than not the factor is divided by z, so that certain units change nothing."""
+    """The factor of a unit; divided by z if the unit has more likely come than not, so certain units change nothing."""
     return (missing, came, 1.0, 0) if came <= 0.5 else (came, missing, -1.0, 1)
 
 
@@ -157,7 +157,7 @@ def _mean_without(large, small, sign, cosine, sine, real, imaginary):
 
 @inlined
 def add_inclusion(space, k, law, width, depth, result):
-    """Adds what a node contributes to the probabilities."""
+    """Adds the contribution of a node to the probabilities."""
     came, missing, rate, fewer, rows = space.came, space.missing, space.rate, space.fewer, space.of_angles
     n = result.shape[0]
     points, count = _angles(float(n), k, law[0], law[1], 1 - k + law[2], depth, rows)
@@ -205,7 +205,7 @@ def _mean_of_two(large, small, sign, g, cosine, sine, a_real, a_imaginary, b_rea
 
 @inlined
 def add_product(space, k, law, width, depth, vector, result):
-    """Adds what a node contributes to the product of the Jacobian with a vector."""
+    """Adds the contribution of a node to the product of the Jacobian with a vector."""
     came, missing, rate, rows = space.came, space.missing, space.rate, space.of_angles
     n = result.shape[0]
     points, count = _angles(float(n), k, law[0], law[1], 1 - k + law[2], depth, rows)

@@ -1,6 +1,6 @@
 """Order sampling's integrals as loops over rows on a CPU.
 
-A row is taken without its infinite positions, whose units are certain.
+Infinite positions, whose units are certain, are removed from a row first.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -31,12 +31,12 @@ STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_PRODUCT, STEPS_OF_ARRIVALS = (
     50,
     100,
     1000,
-)  # of work for a unit, more or less
+)  # of work for a unit, approximately
 
 
 @inlined
 def _contradicts(theta, value, count, k):
-    """Whether a value has another fate for a certain unit; all are certain if all that are left are drawn, or none."""
+    """Whether a value contradicts a certain unit; all units are certain if all remaining ones are drawn, or none."""
     for i in range(theta.shape[0]):
         drawn = value[i] != 0
         if np.isfinite(theta[i]):
@@ -105,7 +105,7 @@ def order_log_prob(
 ) -> tuple[Tensor, Tensor]:
     shape = broadcast_shapes(theta.shape, value.shape)
     batch, n = theta.shape[:-1], shape[-1]
-    if shape[len(shape) - theta.ndim : -1] != batch:  # the rows of all positions are not those of each sample
+    if shape[len(shape) - theta.ndim : -1] != batch:  # the batch of the values is not that of the positions
         theta, k = theta.expand(shape), k.expand(shape[:-1])
     if value.dtype not in (torch.float32, torch.float64):
         value = value.float()
@@ -134,7 +134,7 @@ def _sum_of_logarithms(weight):
 
 @inlined
 def _law_given(sides, places, missing, came, log_count, rarer, usual):
-    """The law of a row of which it is known."""
+    """The law of a row for which it is already known."""
     for j in range(sides.end):
         i = places[sides.place[j]]
         rarer[j] = missing[i] if j < sides.above else came[i]
@@ -144,7 +144,7 @@ def _law_given(sides, places, missing, came, log_count, rarer, usual):
 
 @inlined
 def _law_found(sides, places, depth, room, missing, came, rarer, usual):
-    """The law of a row that has some spread, which is written down, too."""
+    """The law of a row that has some spread, which is also stored."""
     s = room.of_units[3]
     circle = walk(sides, depth, room.of_nodes[3:], s)
     rarer_given_count(sides, circle, s, rarer)
@@ -226,7 +226,7 @@ def _product_rows(
 
 @inlined
 def _fill_vector(law, places, vector, h):
-    """The vector, counting rarer fates, without a mean of it: that changes no product, and leaves smaller terms."""
+    """The vector in terms of rarer fates, without its mean: the mean changes no product, and terms become smaller."""
     sides = law.sides
     total, weights = 0.0, np.finfo(np.float64).tiny
     for j in range(sides.end):
@@ -285,7 +285,7 @@ def _product_by_arrivals(
 def _run_inclusion(
     theta: Tensor, k: Tensor, given: bool, depth: float, law: tuple[Tensor, ...], result: Tensor
 ) -> Tensor | None:
-    """Runs the loop; the rows that it has left."""
+    """Runs the loop; returns the rows that it has left."""
     left = torch.empty_like(k, dtype=torch.bool)
     arguments = (x.numpy() for x in (*law, left, result))
     steps = STEPS_OF_INCLUSION * theta.numel()
@@ -294,7 +294,7 @@ def _run_inclusion(
 
 
 def _law_of_recursion(theta: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-    """What the loop finds of other rows: the tilt, log P(N = k) and so on, and no ends."""
+    """The results of the loop for other rows: the tilt, log P(N = k) and so on, but no ends."""
     tilt, log_count, missing, came = bernoulli_count(theta, k)
     return tilt, log_count.sum(-1), missing, came, torch.full_like(tilt, torch.nan)
 

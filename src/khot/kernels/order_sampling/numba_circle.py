@@ -1,15 +1,16 @@
 r"""Units given that k of them have come, from the characteristic function of their number N, for rows with some spread.
 
-Each unit has a rarer fate, of probability s <= 1/2 at the time 0, see :mod:`.numba_logistic`: to have come, or above to
-be missing. With R and T such that
+Each unit has a rarer fate, of probability s <= 1/2 at the time 0, see :mod:`.numba_logistic`: to have come, or, for
+units above, to be missing. With R and T such that
 
 .. math:: R_i = \frac{s_i e^{\pm i \varphi}}{1 - s_i + s_i e^{\pm i \varphi}}, \qquad
     T = e^{-i \varphi (k - \text{number above})} \prod_i (1 - s_i + s_i e^{\pm i \varphi}),
 
-the minus sign above, sums over :math:`\varphi = 2 \pi j / M` give P(N = k) = mean(T), the probability of the rarer fate
-of unit i given N = k, mean(T R_i) / mean(T), and its covariance with a sum of such fates. They are exact but for
-:math:`P(N = k \pm M), P(N = k \pm 2M), ...`, and at large angles there is nothing. Unless N has hardly any spread no
-digits are lost: mean(T) is about one over the standard deviation.
+and the minus sign above, sums over :math:`\varphi = 2 \pi j / M` give P(N = k) = mean(T), the probability of the rarer
+fate of unit i given N = k, mean(T R_i) / mean(T), and its covariance with a sum of such fates. They are exact except
+for
+:math:`P(N = k \pm M), P(N = k \pm 2M), ...`, and large angles are negligible. Unless N has almost no spread no digits
+are lost: mean(T) is about one over the standard deviation.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -24,18 +25,18 @@ from .numba_range import BLOCK
 
 Array = np.ndarray[Any, Any]
 
-LEAST_SPREAD = 0.1  # variance of N from which on no digits are lost
-SLACK = 3.0  # beside the depth, for P(N = k) itself
+LEAST_SPREAD = 0.1  # variance of N above which no digits are lost
+SLACK = 3.0  # in addition to the depth, for P(N = k) itself
 
 
 class Circle(NamedTuple):
-    """Numbers of each angle, of as many as are whole blocks; those beyond the last one have the weight 0."""
+    """Numbers for each angle, in whole blocks; those beyond the last angle have weight 0."""
 
     cosine: Array
     sine: Array
-    real: Array  # T times the weight over P(N = k)
+    real: Array  # T times the weight, divided by P(N = k)
     imaginary: Array
-    # Room for sums over units.
+    # Arrays for sums over units.
     other_real: Array
     other_imaginary: Array
     chance: float  # P(N = k)
@@ -43,10 +44,10 @@ class Circle(NamedTuple):
 
 @inlined
 def _angles(count, spread, depth):
-    """How many points there are on the circle, an odd number, and on how many of one half there is something."""
+    """The number of points on the circle, which is odd, and how many of one half are not negligible."""
     third = (depth + SLACK) / 3
     points = min(count + 1, int(third + math.sqrt(third * third + 6 * third * spread)) + 2) | 1
-    share = 3 * third / (2 * spread)  # of the squared sine of half an angle at which |T| is e^-depth
+    share = 3 * third / (2 * spread)  # squared sine of half the angle at which |T| is e^-depth
     most = (points + 1) // 2
     if share < 1:
         most = min(most, int(math.asin(math.sqrt(share)) / math.pi * points) + 2)
@@ -76,7 +77,7 @@ def _turn(angle, cosine, sine):
 
 @inlined
 def walk(sides, depth, of_nodes, s):
-    """The :class:`Circle` of a row; fills in the probabilities of the rarer fates at the time 0."""
+    """The :class:`Circle` of a row; writes the probabilities of the rarer fates at the time 0."""
     for j in range(sides.end):
         s[j] = sides.weight[j] / (1.0 + sides.weight[j])
     points, most = _angles(sides.end, sides.curvature, depth)
@@ -130,7 +131,7 @@ def _add(h, s, start, stop, sign, cosine, sine, real, imaginary):
 
 @inlined_sum
 def _fill_covariances(h, s, start, stop, sign, cosine, sine, real, imaginary, sum_real, sum_imaginary, result):
-    """mean(T R (H + h (1 - R))), of which T and T H are given."""
+    """mean(T R (H + h (1 - R))), for given T and T H."""
     for j in range(start, stop):
         total, each, small, large = 0.0, h[j], s[j], 1.0 - s[j]
         for i in range(real.shape[0]):

@@ -18,7 +18,7 @@ from ..random_numbers.philox import even_place
 from ..selection.numba_counting import SUSPECT, mark_largest
 from .reference_draw import LARGEST_LOG, SMALLEST
 
-STEPS = 16  # of work for a unit, more or less
+STEPS = 16  # of work for a unit, approximately
 NEAR_ONE = -math.e, -1.0, -1 / math.e  # guesses of the negative k-th rank
 exp, log = EXP[np.float64], LOG[np.float64]
 
@@ -104,7 +104,7 @@ def order_draw(
     *batch, n = theta.shape
     positions = theta.detach().double().reshape(-1, n).contiguous()
     x = empty_draws(positions, (draws * len(positions), n), dtype)
-    # Contiguous numbers of rows, also of an expanded design, for which the loop would be compiled once more.
+    # Contiguous numbers of rows, even for an expanded design, for which the loop would otherwise be compiled again.
     sizes, centres = (v.reshape(-1).contiguous() for v in (k, centre))
     arguments = (v.numpy() for v in (positions, sizes, centres, seed))
     over_rows(_loop(noise), len(x), STEPS * x.numel(), *arguments, *even_place(first), x.numpy())

@@ -1,8 +1,8 @@
 """Gauss' rule between the kinks of an integrand, as loops for one row.
 
-The integrand is by s; between kinks it is a polynomial of e^s, divided by e^s, and looks like a normal density where it
-is large. On a piece of the length h, in standard deviations, m points leave an error of about
-:math:`(32 m / h^2 e)^{-m}`, by the ellipse in the complex plane on which a normal density grows least.
+The integrand is with respect to s. Between kinks it is a polynomial of e^s, divided by e^s, and resembles a normal
+density where it is large. On a piece of length h, in standard deviations, m points leave an error of about
+:math:`(32 m / h^2 e)^{-m}`, from the ellipse in the complex plane on which a normal density grows least.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,16 +16,16 @@ from ..cpu.maths import LOG
 
 log = LOG[np.float64]
 MOST_POINTS = 40  # of a rule
-LONGEST = 8.0  # piece, in standard deviations
-RATES = 3.0  # what rates of arrival add to the curvature of a logarithm
+LONGEST = 8.0  # length of a piece, in standard deviations
+RATES = 3.0  # contribution of the rates of arrival to the curvature of a logarithm
 _RULES = [np.polynomial.legendre.leggauss(m) for m in range(1, MOST_POINTS + 1)]
-# Those of m points from m (m - 1) / 2 on.
+# The points of the rule with m points begin at m (m - 1) / 2.
 POINTS, WEIGHTS = np.concatenate([x for x, _ in _RULES]), np.concatenate([w for _, w in _RULES])
 
 
 @inlined
 def sort_upward(values):
-    """Sorts in place, by a heap."""
+    """Sorts in place, by heapsort."""
     end = values.shape[0]
     start = end // 2
     while end > 1:
@@ -47,7 +47,7 @@ def sort_upward(values):
 
 @inlined
 def fill_gauss(kinks, degree, low, high, curvature, depth, node, width):
-    """Nodes and weights between low and high, with kinks in ascending order; their number, -1 if there is no room.
+    """Nodes and weights between low and high, with kinks in ascending order; returns their number, -1 without room.
 
     ``curvature`` is minus the second derivative of the logarithm of the integrand at its peak.
     """

@@ -1,4 +1,4 @@
-r"""Inclusion probabilities of order sampling by logistic noise, and products with their Jacobian, a row at a time.
+r"""Inclusion probabilities of order sampling by logistic noise, and products with their Jacobian, row by row.
 
 With m the inclusion probabilities given that k units have come, which are the same at all times,
 
@@ -7,9 +7,9 @@ With m the inclusion probabilities given that k units have come, which are the s
 and likewise :math:`1 - \pi_i`. Products with the Jacobian are derivatives along a vector, taken under the integral
 sign.
 
-As in :mod:`.numba_logistic` the rarer fate of a unit, of probability x / (1 + x), is to have come, or to be missing if
-it is above; vectors and their products count it, with a minus sign above. Loops take four units at a time where they
-can, which shares what they read and write.
+As in :mod:`.numba_logistic`, the rarer fate of a unit, of probability x / (1 + x), is to have come, or, if it is above,
+to be missing. Vectors and their products count rarer fates, with a minus sign above. Loops process four units at a time
+if possible, which shares reads and writes.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -26,7 +26,7 @@ from .numba_range import fill_nodes
 Array = np.ndarray[Any, Any]
 
 exp = EXP[np.float64]
-LONGEST_GAP = 1200.0  # e^-600, by which units across it are drawn, is no probability that anybody asks for
+LONGEST_GAP = 1200.0  # units across it are drawn with probability e^-600, which is negligible
 
 
 class Law(NamedTuple):
@@ -45,7 +45,7 @@ def seen_from_tilt(theta, drawn, k, anchor, offset, space):
 
 @inlined
 def _fill_chances(law, ends, depth, space):
-    """P(N = k), times the weights, at the nodes; these are between given ends, or those to be found and given."""
+    """P(N = k), times the weights, at the nodes between given ends; ends that are NaN are found and stored."""
     points, chance = space.of_nodes[3], space.of_nodes[4]
     if np.isnan(ends[0]):
         ends[0], ends[1] = find_range(law.sides, depth, 0.0, points, chance)
@@ -77,7 +77,7 @@ def _rates_of(weight, power, rarer, usual):
 
 @inlined
 def _add_rates(weight, rarer, usual, start, stop, power, to_usual, to_rarer):
-    """Adds units to the rates at which they will yet take their rarer fate, and have to give it up."""
+    """Adds units to the rates at which they will yet take their rarer fate, and at which they must give it up."""
     fours = start + (stop - start) // 4 * 4
     for j in range(start, fours, 4):
         w0, w1, w2, w3 = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
@@ -143,7 +143,7 @@ def _fill_fates(weight, rarer, start, stop, power, chance, rate, fate):
 
 @inlined
 def rarer_fates(law, ends, depth, space, fate):
-    """The probabilities of the rarer fates at the end of the draw: to be drawn, or above not to be drawn."""
+    """The probabilities of the rarer fates at the end of the draw: to be drawn, or, above, not to be drawn."""
     sides = law.sides
     chance = _fill_chances(law, ends, depth, space)
     leaving, arriving = space.of_nodes[5, : chance.shape[0]], space.of_nodes[6, : chance.shape[0]]
@@ -154,7 +154,7 @@ def rarer_fates(law, ends, depth, space, fate):
 
 @inlined
 def _changes_of(weight, power, h, change, rarer, usual):
-    """Of minus log P(N = k), and of the rates of :func:`_rates_of`."""
+    """The changes of minus log P(N = k), and of the rates of :func:`_rates_of`."""
     small, large = _fates(weight, power)
     bend = h * small * large
     return h * small, large * change - bend * rarer, bend * usual - small * change
@@ -204,7 +204,7 @@ def _fill_changes(weight, rarer, h, change, start, stop, power, chance, rest, by
 
 @inlined
 def _fill_products(rate, rate_change, log_count, chance, rest, by_rarer, weighted_rate):
-    """What :func:`_part_of_change` takes of nodes: c (L C + C'), c L and c C."""
+    """The numbers of nodes that :func:`_part_of_change` uses: c (L C + C'), c L and c C."""
     for i in range(chance.shape[0]):
         by_rarer[i] = chance[i] * log_count[i]
         weighted_rate[i] = chance[i] * rate[i]

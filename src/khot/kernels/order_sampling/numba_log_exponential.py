@@ -1,12 +1,12 @@
-r"""Order sampling by logarithms of exponential variables, a row at a time: log P(S) and its gradient.
+r"""Order sampling with logarithms of exponential variables, row by row: log P(S) and its gradient.
 
-Unit i comes at the rate :math:`w_i = e^{\vartheta_i}`. With W the sum of the rates of those outside of S,
+Unit i comes at the rate :math:`w_i = e^{\vartheta_i}`. With W the sum of the rates of units outside S,
 :math:`a = e^s` and :math:`x_i = a w_i`, the integrand is
 
-.. math:: e^{-a W} \prod_{i \in S} (1 - e^{-x_i}) \sum_{j \in S} h_j, \qquad h_j = x_j / (e^{x_j} - 1):
+.. math:: e^{-a W} \prod_{i \in S} (1 - e^{-x_i}) \sum_{j \in S} h_j, \qquad h_j = x_j / (e^{x_j} - 1).
 
-of all others there is no more than a sum, however many they are. Of members that come late, :math:`w_i \le 1`, it is
-:math:`(1 - e^{-x_i}) / x_i` that is multiplied, which is near 1, and :math:`x_i` in logarithms.
+Only one sum depends on the other units, however many there are. For members that come late, :math:`w_i \le 1`, the
+product contains :math:`(1 - e^{-x_i}) / x_i`, which is near 1, and :math:`x_i` is handled in logarithms.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -22,23 +22,23 @@ from .numba_range import GRID, MARGIN, TRIALS, density, fill_nodes, first_within
 
 Array = np.ndarray[Any, Any]
 
-FARTHEST = 700.0  # below and above, 1 - exp(-x) is x, or it is 1 all along
+FARTHEST = 700.0  # beyond this below and above, 1 - exp(-x) is x or 1 throughout
 ROOM = 600.0  # logarithm of a product of doubles
 LARGEST = 1.7e308
-LEAST_HAZARD = 1e-300  # which has a logarithm
-SMALL = 0.5  # of x whose 1 - exp(-x) is taken from the series
+LEAST_HAZARD = 1e-300  # its logarithm is finite
+SMALL = 0.5  # largest x for which 1 - exp(-x) is computed from the series
 BACKWARDS = tuple((-1.0) ** j / math.factorial(j + 1) for j in range(13, -1, -1))  # series of (1 - exp(-x)) / x
 exp, log = EXP[np.float64], LOG[np.float64]
 
 
 class Rates(NamedTuple):
-    """Members of S, and the sum of the rates of the others, both seen from a reference."""
+    """The members of S, and the sum of the rates of the others, both relative to a reference."""
 
-    place: Array  # of the members in the row
+    place: Array  # positions of the members in the row
     rate: Array  # w
-    late: int  # how many of them have w <= 1; they stand before the others
+    late: int  # how many of them have w <= 1; they come before the others
     others: float  # W
-    # Room for numbers of each node.
+    # Arrays for the nodes.
     up: Array
     hazard: Array
     product: Array
@@ -46,7 +46,7 @@ class Rates(NamedTuple):
 
 @inlined
 def fate(x):
-    """(1 - exp(-x)) / x and exp(-x), each to its own relative accuracy."""
+    """(1 - exp(-x)) / x and exp(-x), each with its own relative accuracy."""
     missing = exp(-x)
     series = 0.0
     for coefficient in BACKWARDS:
@@ -104,7 +104,7 @@ def _member_slope(rate, up, share, per_hazard):
 
 @inlined
 def _gather(theta, drawn, place, rate):
-    """The rates, seen from the last member or the first of the others; the sum of the late members' logarithms."""
+    """The rates, relative to the last member or the first of the others; returns the sum of the late logarithms."""
     last, best = np.inf, -np.inf
     for i in range(theta.shape[0]):
         if drawn[i]:
@@ -128,7 +128,7 @@ def _gather(theta, drawn, place, rate):
 
 @inlined
 def _find_range(rates, margin, depth, points, values):
-    """Where the integrand is no less than e^-depth of its peak; minus the second derivative of its logarithm there."""
+    """The range where the integrand is at least e^-depth of its peak; minus the second derivative of its logarithm."""
     low, high, curvature = -margin, margin, 0.0
     for _ in range(TRIALS):
         width = high - low
@@ -151,7 +151,7 @@ def _find_range(rates, margin, depth, points, values):
 
 @inlined
 def log_prob(theta, drawn, k, depth, with_slopes, slope, space):
-    """log P(S) of a row of finite positions, 0 < k < n, to e^-depth; fills in the derivatives."""
+    """log P(S) of a row of finite positions, 0 < k < n, to e^-depth; writes the derivatives."""
     points, values, step = space.of_nodes[3], space.of_nodes[4], space.of_nodes[5]
     reference, members, late, others, constant = _gather(theta, drawn, space.place, space.of_units[0])
     rates = Rates(

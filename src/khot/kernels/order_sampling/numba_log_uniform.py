@@ -1,14 +1,15 @@
-r"""Order sampling by logarithms of uniform variables, a row at a time: log P(S) and its gradient.
+r"""Order sampling with logarithms of uniform variables, row by row: log P(S) and its gradient.
 
-By the time s unit i has come with the probability min(x, 1), :math:`x_i = e^{s + \vartheta_i}`. With B the probability
-that all units of S have come and no other one,
+By time s unit i has come with probability min(x, 1), :math:`x_i = e^{s + \vartheta_i}`. With B the probability that all
+units of S have come and no other one,
 
 .. math:: P(S) = \int B \, \#\{i \in S: x_i < 1\} \, ds = \int B \sum_{j \notin S} \frac{x_j}{1 - x_j} \, ds,
 
-as the last of S comes at s, or the first of the others. Between the times at which one more of S is sure to have come,
-both are polynomials of e^s, and the integrals end when all of S are sure to have come, or one of the others. These
-times move with the positions: the derivative by the position of a unit is that under the integral sign of the form in
-which this unit has no part in the rate, the second one for those of S and the first one for the others.
+because the last of S comes at s, or the first of the others. Between the times at which one more unit of S has
+certainly come, both are polynomials of e^s. The integrals end when all of S have certainly come, or one of the others.
+These times move with the positions. The derivative with respect to the position of a unit is taken under the integral
+sign, of the form in which this unit does not occur in the rate: the second form for units of S, and the first for the
+others.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -25,7 +26,7 @@ from .numba_range import GRID, MARGIN, TRIALS, first_within, highest_of
 exp, log = EXP[np.float64], LOG[np.float64]
 LEAST_FACTOR = 1e-250  # of a product that has room for one more
 LARGEST = 1.7e308
-SLACK = 6.0  # beside the depth, for the rate of the second form where the first is small
+SLACK = 6.0  # in addition to the depth, for the rate of the second form where the first is small
 
 
 @inlined
@@ -50,7 +51,7 @@ def _evaluate(distance, drawn, s):
 
 @inlined
 def _find_range(distance, drawn, margin, depth, points, values):
-    """Where the integrand is no less than e^-depth of its peak; minus the second derivative of its logarithm there."""
+    """The range where the integrand is at least e^-depth of its peak; minus the second derivative of its logarithm."""
     low, high, curvature = -margin, 0.0, 0.0
     for _ in range(TRIALS):
         step = (high - low) / GRID
@@ -76,7 +77,7 @@ def _find_range(distance, drawn, margin, depth, points, values):
 
 @inlined
 def log_prob(theta, drawn, k, depth, with_slopes, slope, space):
-    """log P(S) of a row of finite positions, 0 < k < n, to e^-depth; fills in the derivatives. NaN without room."""
+    """log P(S) of a row of finite positions, 0 < k < n, to e^-depth; writes the derivatives. NaN without room."""
     n = theta.shape[0]
     node, width, distance, kinks = space.of_nodes[0], space.of_nodes[1], space.of_units[0, :n], space.of_units[1, :n]
     last, best = np.inf, -np.inf

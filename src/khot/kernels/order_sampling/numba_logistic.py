@@ -1,15 +1,15 @@
-r"""Logistic noise, a row at a time: the units of a row at all times, the law of their count, log P(S) and its gradient.
+r"""Logistic noise, row by row: the units of a row at all times, the law of their count, log P(S) and its gradient.
 
-Times are seen from one at which about k units are expected to have come. With z the log-odds of having come by then,
-at the time s later what is less likely at first, to have come if z < 0 and to be missing if z > 0, has the odds
-:math:`x_i = e^{-|z_i| \pm s}` and the probability x / (1 + x): it and its complement are accurate relative to
-themselves. No exp is needed but one for each unit and each time, as
+Times are relative to one at which about k units are expected to have come. Let z be the log-odds of having come by
+then. At a time s later, the initially less likely event, to have come if z < 0 and to be missing if z > 0, has the odds
+:math:`x_i = e^{-|z_i| \pm s}` and the probability x / (1 + x). This and its complement have full relative accuracy.
+Only one exp is needed per unit and per time, since
 
 .. math:: \log P(N = k) = \text{const} + (k - \text{number of } z > 0) s - \sum_i \log(1 + x_i).
 
-Given N = k the law of those that have come is the same at all times: the integrand of log P(S) is P(N = k) times the
-rate at which the members that have not come do so, up to a constant. Loops go through the units and, inside, the nodes
-of the quadrature, which are many where rows are short.
+Given N = k the law of the units that have come is the same at all times: up to a constant, the integrand of log P(S) is
+P(N = k) times the rate at which the missing members come. Loops run over the units and, inside, over the nodes of the
+quadrature, of which there are many in short rows.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -26,19 +26,19 @@ from .numba_tilt import solve_tilt, tilted
 
 Array = np.ndarray[Any, Any]
 
-FAR = 700.0  # e^-700 is a normal number, and nothing beside 1
-LONGEST_GAP = 500.0  # between the least z > 0 and the largest below, over which P(N = k) is 1
+FAR = 700.0  # e^-700 is a normal number, and negligible compared with 1
+LONGEST_GAP = 500.0  # between the smallest z > 0 and the largest below, over which P(N = k) is 1
 LARGEST = 1.7e308
 ROOM = 600.0  # logarithm of a product of doubles
-LEAST_RATE = 1e-300  # which has a logarithm
-NARROW = 1.5  # depth over curvature of a range that is known well enough from these
+LEAST_RATE = 1e-300  # its logarithm is finite
+NARROW = 1.5  # ratio of depth and curvature below which these determine a range well enough
 LEAST_BEND = 0.02
 STAGGER = 72  # nine cache lines
 exp, log = EXP[np.float64], LOG[np.float64]
 
 
 class Space(NamedTuple):
-    """Room for numbers of units, ``(3, n)`` and more, and of nodes, ``(4, nodes)`` and more."""
+    """Arrays for units, at least ``(3, n)``, and for nodes, at least ``(4, nodes)``."""
 
     place: Array
     of_units: Array
@@ -46,9 +46,9 @@ class Space(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """The units in four blocks: those of z > 0 that are in S, others of them, those below in S, others below."""
+    """The units in four blocks: those with z > 0 in S, the others with z > 0, those below in S, the others below."""
 
-    place: Array  # where they are in the row
+    place: Array  # their positions in the row
     weight: Array  # e^-|z|
     drawn_above: int  # where the blocks end
     above: int
@@ -57,11 +57,11 @@ class Sides(NamedTuple):
     slope: float  # k - number above
     drift: float  # first and minus second derivative of log P(N = k) at the time 0
     curvature: float
-    upper: float  # least |z| above and below, at most half of the longest gap
+    upper: float  # smallest |z| above and below, at most half of the longest gap
     lower: float
-    constant: float  # logarithm of what of P(S) does not depend on time
-    excess: float  # length of what has been cut off a gap over which P(S) is constant
-    # Room for numbers of each node.
+    constant: float  # logarithm of the part of P(S) that does not depend on time
+    excess: float  # length that was cut off a gap over which P(S) is constant
+    # Arrays for the nodes.
     up: Array
     down: Array
     product: Array
@@ -69,7 +69,7 @@ class Sides(NamedTuple):
 
 @inlined
 def space(n, rows_of_units, rows_of_nodes):
-    """Rows that do not begin at the same place of a page, which a processor would take for the same."""
+    """Rows that do not begin at the same offset of a page, which would cause false conflicts in a processor."""
     return Space(
         np.empty(n, np.int64), np.empty((3 + rows_of_units, n)), np.empty((4 + rows_of_nodes, MOST_NODES + STAGGER))
     )
@@ -94,7 +94,7 @@ def _moments(weight):
 
 @inlined
 def split(theta, drawn, k, anchor, offset, longest_gap, space):
-    """The :class:`Sides` of a row of finite positions, of which those ``drawn`` are in S, seen from a tilt."""
+    """The :class:`Sides` of a row of finite positions, of which those ``drawn`` are in S, relative to a tilt."""
     count = theta.shape[0]
     z, unordered, weight = space.of_units[0, :count], space.of_units[1, :count], space.of_units[2, :count]
     upper, lower, inner, outer = LARGEST, LARGEST, np.inf, -np.inf
@@ -109,7 +109,7 @@ def split(theta, drawn, k, anchor, offset, longest_gap, space):
             lower, outer = min(lower, -z[i]), max(outer, theta[i])
             drawn_below += drawn[i]
     upper, lower = upper if above > 0 else 0.0, lower if above < count else 0.0
-    # With k above, nothing happens in the middle of a long gap. Otherwise a side that is far away is just certain.
+    # With k above, nothing happens in the middle of a long gap. Otherwise a side that is far away is simply certain.
     longest = longest_gap / 2 if above == k else LARGEST
     cut_upper, cut_lower = max(upper - longest, 0.0), max(lower - longest, 0.0)
     constant = 0.0
@@ -121,7 +121,7 @@ def split(theta, drawn, k, anchor, offset, longest_gap, space):
         if (z[i] > 0) != drawn[i]:
             constant -= abs(z[i])
     _fill_weights(z, unordered)
-    a, b, c, d = 0, drawn_above, above, above + drawn_below  # the next of each block
+    a, b, c, d = 0, drawn_above, above, above + drawn_below  # the next index of each block
     for i in range(count):
         if z[i] > 0:
             place = a if drawn[i] else b
@@ -163,7 +163,7 @@ def take_logarithm(count, product, values):
 
 @inlined
 def begin(sides, points, count, values):
-    """Fills in e^s and e^-s, a product of 1 and the logarithm without it; how many factors the product has room for."""
+    """Writes e^s and e^-s, a product of 1 and the logarithm without it; returns how many factors it can take."""
     up, down, product = sides.up, sides.down, sides.product
     farthest = 1.0
     for i in range(count):
@@ -184,7 +184,7 @@ def _fill_powers(points, count, up, down):
 
 @inlined
 def _evaluate_side(weight, power, count, factors, each, product, values):
-    """Multiplies the factors of a side; how many of them are in the product, which has room for ``each``."""
+    """Multiplies the factors of a side; returns how many are in the product, which can take ``each``."""
     n = weight.shape[0]
     fours = n // 4 * 4 if each >= 4 else 0
     for j in range(0, fours, 4):
@@ -214,10 +214,10 @@ def evaluate_count(sides, points, count, values):
 
 @inlined
 def _reach(curvature, drift, depth, most):
-    r"""How far P(N = k) may fall by e^-depth only, if nothing more is known of it than its slope and curvature.
+    r"""How far away P(N = k) may be by a factor of e^-depth, if only its slope and curvature are known.
 
-    Its logarithm is concave, of a curvature c(s) that changes by a factor of e^s at most: it has fallen by
-    :math:`c (e^{-s} - 1 + s) \ge c s^2 / (2 + 2s/3)`, less what it has risen by the slope.
+    Its logarithm is concave, with a curvature c(s) that changes by a factor of at most e^s: it has fallen by
+    :math:`c (e^{-s} - 1 + s) \ge c s^2 / (2 + 2s/3)`, minus the rise due to the slope.
     """
     square, linear = curvature / 2 - drift / 3, drift + depth / 3
     if square < LEAST_BEND:
@@ -227,9 +227,9 @@ def _reach(curvature, drift, depth, most):
 
 @inlined
 def find_range(sides, depth, lift, points, values):
-    """Where P(N = k) is no less than e^-depth of its peak, at times -s no less than e^-(depth + lift s) of it.
+    """The range where P(N = k) is at least e^-depth of its peak; at times -s, at least e^-(depth + lift s) of it.
 
-    The logarithm is concave, at times before and after 0: through its points next to an end the line lies above it.
+    The logarithm is concave. At times before and after 0, a line through the points next to an end lies above it.
     """
     margin = MARGIN + math.log(sides.end)
     low = -_reach(sides.curvature, lift - sides.drift, depth, margin + sides.upper)
@@ -257,10 +257,10 @@ def find_range(sides, depth, lift, points, values):
 
 @inlined
 def nodes_per_unit(sides, depth):
-    r"""The :func:`density` of nodes, or fewer for a short row.
+    r"""The :func:`density` of nodes, or a smaller one for a short row.
 
-    The logistic function has its poles at a height of pi. At a height y below, a factor F or 1 - F of the integrand has
-    grown to at most 1 / cos(y / 2) of itself, so that the error of steps h is within
+    The logistic function has its poles at a height of pi. At a smaller height y, a factor F or 1 - F of the integrand
+    grows by at most 1 / cos(y / 2), so the error with steps h is at most
     :math:`2 \cos(y/2)^{-n} e^{-2 \pi y / h}`, here for y = 2.
     """
     of_short_row = (depth + (sides.end + RATES) * -math.log(math.cos(1.0))) / (4 * math.pi)
@@ -269,7 +269,7 @@ def nodes_per_unit(sides, depth):
 
 @inlined
 def _run(rise, fall, points):
-    """The length over which a line that rises so much from point to point falls so much."""
+    """The length over which a line that rises by this much from point to point falls by that much."""
     step = points[1] - points[0]
     return fall / rise * step if rise > 0 else step
 
@@ -343,14 +343,14 @@ def _member_slope(weight, power, share, per_rate, above):
 
 @inlined
 def log_prob(theta, drawn, k, depth, with_slopes, slope, space):
-    """log P(S) of a row of finite positions, 0 < k < n, to e^-depth; fills in the derivatives."""
+    """log P(S) of a row of finite positions, 0 < k < n, to e^-depth; writes the derivatives."""
     points, values, step, rate = space.of_nodes[3], space.of_nodes[4], space.of_nodes[5], space.of_nodes[6]
     anchor, offset = solve_tilt(theta, k)
     sides = split(theta, drawn, k, anchor, offset, LONGEST_GAP, space)
     low, high = find_range(sides, depth, 1.0, points, values)
     nodes, width = fill_nodes(low, high, nodes_per_unit(sides, depth), points)
     step[:nodes] = width
-    if sides.excess > 0:  # in which the integrand is flat
+    if sides.excess > 0:  # a stretch over which the integrand is flat
         points[nodes], step[nodes] = 0.0, sides.excess
         nodes += 1
     _evaluate_set(sides, points, nodes, values, rate)

@@ -1,8 +1,8 @@
-r"""The range of an integral of one variable, and the nodes of the trapezoidal rule, as loops for one row.
+r"""The range of a one-dimensional integral, and the nodes of the trapezoidal rule, as loops for one row.
 
-The error of the rule is the Fourier transform of the integrand at :math:`2 \pi / \text{step}`. It falls like that of a
-normal density as long as the integrand is one, and by :math:`\pi / 2` for each unit of frequency in the end, since
-there is no pole up to that height, where a tail is as steep as :math:`e^{-e^s}`.
+The error of the rule is the Fourier transform of the integrand at :math:`2 \pi / \text{step}`. It decreases like that
+of a normal density as long as the integrand resembles one. In the end it decreases by :math:`\pi / 2` per unit of
+frequency, since there is no pole up to that height, where a tail is as steep as :math:`e^{-e^s}`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -17,15 +17,15 @@ from ..cpu.maths import EXP
 exp = EXP[np.float64]
 GRID = 16  # points of one trial, whole registers of them
 TRIALS = 600
-BLOCK = 8  # of nodes; a compiler takes so many at once
+BLOCK = 8  # of nodes; a compiler processes this many at once
 MOST_NODES = 8192
-MARGIN = 60.0  # further than this from all positions nothing happens
-RATES = 3.0  # what rates of arrival add to the curvature of a logarithm
+MARGIN = 60.0  # beyond this distance from all positions the integrand vanishes
+RATES = 3.0  # contribution of the rates of arrival to the curvature of a logarithm
 
 
 @inlined
 def gather(theta, k, places, finite):
-    """Gathers the finite positions; their number, and how many of them are to be drawn, -1 where there is a NaN."""
+    """Gathers the finite positions; returns their number, and how many are to be drawn, -1 if there is a NaN."""
     count = 0
     for i in range(theta.shape[0]):
         if np.isfinite(theta[i]):
@@ -48,7 +48,7 @@ def highest_of(values, count):
 
 @inlined
 def first_within(values):
-    """The first and the last point of a grid with a value that is not negative."""
+    """The first and the last point of a grid with a nonnegative value."""
     first, last = 0, GRID - 1
     while first < GRID - 1 and not values[first] >= 0:
         first += 1
@@ -59,7 +59,7 @@ def first_within(values):
 
 @inlined
 def density(depth, curvature):
-    """Nodes per unit of time by which the error of the rule is e^-depth.
+    """Nodes per unit of time with which the error of the rule is e^-depth.
 
     ``curvature`` is minus the second derivative of the logarithm of the integrand at its peak.
     """
@@ -68,9 +68,9 @@ def density(depth, curvature):
 
 @inlined
 def fill_nodes(low, high, density, points):
-    """The nodes of the rule; their number, and the weight of each."""
+    """The nodes of the rule; returns their number, and the weight of each."""
     width = high - low
-    blocks = int(min(width * density, MOST_NODES - BLOCK)) // BLOCK + 1  # a number too large for an int is none
+    blocks = int(min(width * density, MOST_NODES - BLOCK)) // BLOCK + 1  # min first: the int must not overflow
     count = blocks * BLOCK
     step = width / (count - 1)
     for i in range(count):
@@ -80,7 +80,7 @@ def fill_nodes(low, high, density, points):
 
 @inlined
 def weigh(values, count, step):
-    """Turns logarithms of values, at steps of these lengths, to shares of the integral, and returns its logarithm."""
+    """Turns logarithms of values, at steps of these lengths, into shares of the integral, and returns its logarithm."""
     peak = highest_of(values, count)
     for i in range(count):
         values[i] = exp(values[i] - peak) * step[i]

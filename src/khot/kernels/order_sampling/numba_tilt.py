@@ -1,6 +1,7 @@
-r"""A shift of log-odds by which about k of the units of a row are expected to be ones, in numba.
+r"""A shift of log-odds with which about k of the units of a row are expected to be ones, in numba.
 
-It is an anchor and an offset, :math:`z_i = (\theta_i - a) + b`: exact for the units around it where others are far.
+It consists of an anchor and an offset, :math:`z_i = (\theta_i - a) + b`: exact for units near it even if others are
+far.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -12,8 +13,8 @@ import numpy as np
 from ..cpu.loops import inlined, per_row, summed
 from ..cpu.maths import EXP
 
-FAR = 200.0  # e^-100 is nothing beside 1
-CLOSE_MEAN = 0.25  # how far the expected number of ones may be from k: a window of a recursion is sure below 1/2
+FAR = 200.0  # e^-100 is negligible compared with 1
+CLOSE_MEAN = 0.25  # largest distance of the expected number of ones from k; windows of a recursion need less than 1/2
 NEWTON_STEPS = 200  # more than halving takes
 
 _exp = EXP[np.float64]
@@ -21,7 +22,7 @@ _exp = EXP[np.float64]
 
 @inlined
 def tilted(theta, anchor, offset):
-    return (theta - anchor) + offset  # not to be reordered
+    return (theta - anchor) + offset  # must not be reordered
 
 
 @summed
@@ -39,7 +40,7 @@ def _moments(theta, anchor, offset):
 
 @per_row
 def _range(theta):
-    """Smallest and largest of the finite logits, their number, that of those that are inf; and whether one is NaN."""
+    """Smallest and largest finite logit, the numbers of finite and of infinite ones; and whether one is NaN."""
     low, high, finite, included, is_nan = np.inf, -np.inf, 0, 0, False
     for i in range(theta.shape[0]):
         x = theta[i]
@@ -55,7 +56,7 @@ def _range(theta):
 
 @per_row
 def _guess(theta, low, high, odds):
-    """Offset from the lowest finite logit as if the logits were normal variables, with the least and largest of it."""
+    """Offset from the lowest finite logit as if the logits were normal variables, with its least and largest value."""
     total = squares = 0.0
     n = 0
     for i in range(theta.shape[0]):
@@ -71,7 +72,7 @@ def _guess(theta, low, high, odds):
 
 @per_row
 def _neighbours(x, at):
-    """What stands at a place >= 1 of x in increasing order, and what before it: by selection, which rearranges x.
+    """The entries at a place >= 1 of x in increasing order and before it, by selection, which rearranges x.
 
     numba's own sort takes two seconds to compile.
     """
@@ -101,7 +102,7 @@ def _neighbours(x, at):
 
 @per_row
 def solve_tilt(theta, k):
-    """Anchor and offset with ``sum sigmoid((theta - anchor) + offset)`` next to k; NaN where there are none."""
+    """Anchor and offset with ``sum sigmoid((theta - anchor) + offset)`` close to k; NaN if there are none."""
     n = theta.shape[0]
     low, high, finite, included, is_nan = _range(theta)
     left = k - included
@@ -118,8 +119,8 @@ def solve_tilt(theta, k):
         offset, least, most = _guess(theta, low, high, math.log(left / (finite - left)))
         offset = min(max(offset, least), most)
     else:
-        # Of the k largest ones the smallest is the anchor: at offset -log(n - k) fewer than k ones are expected, and
-        # more at log k beyond the gap to the next.
+        # The anchor is the smallest of the k largest: at offset -log(n - k) fewer than k ones are expected, and at log
+        # k beyond the gap to the next, more.
         anchor, below = _neighbours(theta.copy(), n - k)
         gap = anchor - below
         if gap > FAR:

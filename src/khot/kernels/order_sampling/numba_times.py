@@ -1,6 +1,7 @@
-r"""When the units of a row come: the range of the integrals over this time, and the nodes of the rules.
+r"""The times at which the units of a row come: the range of the integrals over time, and the nodes of the rules.
 
-Functions of the noise, by its fates: F, 1 - F and f at :math:`x = e^{s + \vartheta}`. Each factory makes one of them.
+These functions depend on the noise through its fates: F, 1 - F and f at :math:`x = e^{s + \vartheta}`. Each factory
+makes one of them.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,24 +17,24 @@ from .numba_gauss import fill_gauss, sort_upward
 from .numba_range import density
 
 exp = EXP[np.float64]
-BEYOND = 40.0  # of a time after which a unit is certain to have come
+BEYOND = 40.0  # distance beyond a time, after which a unit has certainly come
 CENTRE_STEPS, END_STEPS = 60, 40
-CLOSE = 0.25  # how far from k, in standard deviations of N, the mean may be at the centre
+CLOSE = 0.25  # largest distance of the mean from k at the centre, in standard deviations of N
 ROOM = 2.5  # by how much the exponent at an end may exceed the depth
 TINY = 1e-300
 
 
 class Moments(NamedTuple):
-    """Of the number N of units that have come."""
+    """Moments of the number N of units that have come."""
 
     mean: float
     variance: float
     rate: float
-    certain: int  # how many have come for certain
+    certain: int  # how many have certainly come
 
 
 def moments_of(fates):
-    """The law of N at a time, by its mean and its variance."""
+    """The law of N at a time, described by its mean and its variance."""
 
     @inlined_sum
     def moments(weight, up):
@@ -55,7 +56,7 @@ def exponent_of(moments):
 
     @inlined
     def exponent(weight, k, s):
-        """A number so that P(N = k) is no more than e^-that at the time s, of N; and its moments."""
+        """A bound: P(N = k) at the time s is at most e to the minus this number; and the moments of N."""
         found = moments(weight, exp(s))
         n, mean = float(weight.shape[0]), max(found.mean, TINY)
         away, rest = abs(mean - k), max(n - mean, TINY)
@@ -94,7 +95,7 @@ def end_of(exponent):
 
     @inlined
     def end(weight, k, s, first, limit, depth, lift):
-        """Where the exponent is the depth, from a time s on by steps towards a limit; and the curvature on the way."""
+        """A time at which the exponent is the depth, from s by steps towards a limit; and the curvature on the way."""
         inner, outer, step, curvature = 0.0, abs(limit - s), first, 0.0
         sign = 1.0 if limit > s else -1.0
         for _ in range(END_STEPS):
@@ -123,7 +124,7 @@ def bounds_of(centre, end):
 
     @inlined
     def bounds(theta, k, depth, weight):
-        """The ends of the integral, and minus the second derivative of the logarithm of what is integrated."""
+        """The ends of the integral, and minus the second derivative of the logarithm of the integrand."""
         lowest, highest = np.inf, -np.inf
         for i in range(theta.shape[0]):
             lowest, highest = min(lowest, theta[i]), max(highest, theta[i])
@@ -152,7 +153,7 @@ def trapezoids(low, high, curvature, depth, space):
 
 
 def nodes_of(has_kinks):
-    """The nodes of a row, whose number they return; -1 if there is no room for so many."""
+    """The nodes of a row; they return their number, -1 if there is no room for so many."""
 
     @inlined
     def nodes(theta, ends, curvature, depth, space):
@@ -169,7 +170,7 @@ def nodes_of(has_kinks):
 
 
 def fill_fates_of(fates):
-    """The fates of the units at a time; the mean of N, its variance, and how many are likely to have come."""
+    """The fates of the units at a time; the mean of N, its variance, and how many have probably come."""
 
     @inlined_sum
     def fill_fates(weight, up, came, missing, rate):

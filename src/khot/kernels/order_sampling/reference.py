@@ -1,4 +1,4 @@
-"""The definition, row by row: Gauss' rule on many small pieces, whose ends are the kinks of the noise, too."""
+"""The definition, row by row: Gauss' rule on many small pieces, which also end at the kinks of the noise."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ MARGIN, PIECE, POINTS = 60.0, 0.5, 12  # range of the integral beyond the positi
 
 
 def _integral(theta: Tensor, integrand: Callable[[Tensor], Tensor]) -> Tensor:
-    """Of a function of times ``(nodes,)`` to ``(nodes, ...)``; the times are a constant to derivatives."""
+    """The integral of a function of times ``(nodes,)`` to ``(nodes, ...)``; the times are a constant to derivatives."""
     kinks = -theta.detach()
     low, high = float(kinks.min()) - MARGIN, float(kinks.max()) + MARGIN
     cuts = torch.cat((torch.arange(low, high, PIECE, dtype=torch.float64), kinks)).sort().values
@@ -26,7 +26,7 @@ def _integral(theta: Tensor, integrand: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _log_prob(theta: Tensor, value: Tensor, k: int, noise: Noise) -> Tensor:
-    """Of one row and set."""
+    """The log-probability of one row and set."""
     drawn, is_open = value != 0, theta.isfinite()
     size = int((drawn & is_open).sum())
     if size != k - int((theta == torch.inf).sum()) or bool((drawn & (theta == -torch.inf)).any()):
@@ -43,7 +43,7 @@ def _log_prob(theta: Tensor, value: Tensor, k: int, noise: Noise) -> Tensor:
 
 
 def _of_open(theta: Tensor, k: int, of_row: Callable[[Tensor, int], Tensor], certain: float) -> Tensor:
-    """A function of the open units of a row and their number of ones; what it is for the others follows from k."""
+    """Applies a function to the open units of a row and their number of ones; k gives the result for the others."""
     is_open, included = theta.isfinite(), theta == torch.inf
     left, count = k - int(included.sum()), int(is_open.sum())
     if not 0 < left < count:
@@ -52,7 +52,7 @@ def _of_open(theta: Tensor, k: int, of_row: Callable[[Tensor, int], Tensor], cer
 
 
 def _inclusion(theta: Tensor, k: int, noise: Noise) -> Tensor:
-    """Of one row."""
+    """The inclusion probabilities of one row."""
 
     def of_row(is_open: Tensor, k: int) -> Tensor:
         def integrand(s: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def _inclusion(theta: Tensor, k: int, noise: Noise) -> Tensor:
 
 
 def _product(theta: Tensor, k: int, vector: Tensor, noise: Noise) -> Tensor:
-    r"""Of one row: :math:`\int f_i \sum_j f_j (g_i - g_j) P(N_{-ij} = k - 1) ds`."""
+    r"""The product for one row: :math:`\int f_i \sum_j f_j (g_i - g_j) P(N_{-ij} = k - 1) ds`."""
 
     def of_row(is_open: Tensor, k: int) -> Tensor:
         g = vector[is_open]
@@ -87,7 +87,7 @@ def _product(theta: Tensor, k: int, vector: Tensor, noise: Noise) -> Tensor:
 
 
 def _counts(law: Law, k: int, *without: int) -> Tensor:
-    """The probabilities that 0, ..., k - 1 units have come, of those that are not left out; ``(nodes, k)``."""
+    """The probabilities that 0, ..., k - 1 units have come, without those left out; ``(nodes, k)``."""
     came, missing = law.log_cdf.exp(), law.log_sf.exp()
     chances = torch.nn.functional.pad(torch.ones_like(came[:, :1]), (0, k - 1))
     for j in range(came.shape[-1]):
@@ -100,19 +100,19 @@ def _counts(law: Law, k: int, *without: int) -> Tensor:
 def order_log_prob(
     theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, with_slopes: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities, and their derivatives by the positions.
+    """Log-probabilities, and their derivatives with respect to the positions.
 
     Args:
         theta: Positions ``(*batch, n)``.
         k: Number of ones, integers ``(*batch)``.
         value: k-hot ``(*sample, *batch, n)``.
         noise: Name of the noise.
-        depth: Of the accuracy asked for.
-        with_slopes: Whether derivatives are asked for.
+        depth: Required accuracy.
+        with_slopes: Whether derivatives are needed.
 
     Returns:
-        ``(*sample, *batch)``, ``-inf`` where a value contradicts an infinite position; and the derivatives
-        ``(*sample, *batch, n)``, or nothing of that shape.
+        ``(*sample, *batch)``, ``-inf`` if a value contradicts an infinite position; and the derivatives
+        ``(*sample, *batch, n)``, or undefined numbers of that shape.
     """
     shape = broadcast_shapes(theta.shape, value.shape)
     positions, values = theta.double().expand(shape).reshape(-1, shape[-1]), value.expand(shape).reshape(-1, shape[-1])
@@ -135,14 +135,13 @@ def order_inclusion(
         theta: Positions ``(R, n)``.
         k: Number of ones, integers ``(R,)``.
         noise: Name of the noise.
-        depth: Of the accuracy asked for.
+        depth: Required accuracy.
 
-    Returns:
-        Probabilities ``(R, n)``. And what a backend likes to find again for products. For logistic noise, of units of
-        log-odds ``theta``, the tilt ``(R, 2)``, the logarithm of P(N = k) less that of what the rarer fates do not
-        contribute, ``(R,)``, and the probabilities ``(R, n)`` of units not to have come, and to have, given N = k. For
-        other noise the third is a curvature, and nothing else is there. At last the ends ``(R, 2)`` of the integral,
-        which are NaN for rows that are left to the exact path.
+    Returns: Probabilities ``(R, n)``, and intermediate values that a backend may reuse for products. For logistic
+        noise, these describe units of log-odds ``theta``: the tilt ``(R, 2)``; the logarithm of P(N = k) without the
+        part that the rarer fates do not contribute, ``(R,)``; and the probabilities ``(R, n)`` that units have not
+        come, and that they have, given N = k. For other noise, only the third is used, for a curvature. Finally, the
+        ends ``(R, 2)`` of the integral, which are NaN for rows that are left to the exact path.
     """
     probs = torch.stack([_inclusion(row, size, NOISES[noise]) for row, size in zip(theta, k.tolist(), strict=True)])
     few, none = theta.new_zeros(len(theta), 2), torch.zeros_like(theta if noise == "logistic" else theta[:, :0])
@@ -161,19 +160,19 @@ def order_inclusion_product(
     noise: str,
     depth: float,
 ) -> Tensor:
-    """The symmetric Jacobian of :func:`order_inclusion` times a vector.
+    """The symmetric Jacobian of :func:`order_inclusion`, times a vector.
 
     Args:
         theta: Positions ``(R, n)``.
         k: Number of ones, integers ``(R,)``.
-        tilt: As the other function of this backend gives it, like the next four.
+        tilt: From the other function of this backend, like the next four arguments.
         log_count: See there.
         missing: See there.
         came: See there.
         ends: See there.
         vector: ``(R, n)``.
         noise: Name of the noise.
-        depth: Of the accuracy asked for.
+        depth: Required accuracy.
     """
     rows = zip(theta, k.tolist(), vector, strict=True)
     return torch.stack([_product(row, size, g, NOISES[noise]) for row, size, g in rows])

@@ -1,4 +1,4 @@
-"""Order sampling by independent ranks, all units of all draws at once: the definition, in plain torch."""
+"""The definition of order sampling by independent ranks, for all units of all draws at once, in plain torch."""
 
 from collections.abc import Sequence
 
@@ -12,19 +12,19 @@ from ..random_numbers.philox import uniform_rows
 from ..threshold import solve_threshold
 from .noises import NOISES, Noise
 
-SMALLEST = 2.0**-54  # half the distance of the random numbers
-LARGEST_LOG = 600.0  # of a multiple of the noise, and of what is certain 100 more
+SMALLEST = 2.0**-54  # half the spacing of the random numbers
+LARGEST_LOG = 600.0  # for a multiple of the noise; certain units get 100 more
 
 
 def rank_centre(theta: Tensor, k: int | Tensor) -> Tensor:
-    """A position whose unit would have about the k-th rank, float64 ``(*batch)``; 0 where there is none."""
+    """A position whose unit would have about the k-th rank, float64 ``(*batch)``; 0 if there is none."""
     return solve_threshold(theta, k).nan_to_num(0.0, 0.0, 0.0)
 
 
 def rank_scale(theta: Tensor, centre: Tensor) -> Tensor:
-    """What to multiply the exponential of the noise with, float64: e^-theta up to a factor.
+    """The factor of the exponential of the noise, float64: e^-theta, up to a common factor.
 
-    Multiples beyond e^600 either way are not distinguished: there the k-th rank is not.
+    Factors beyond e^600 in either direction are not distinguished, because the k-th rank is not there.
     """
     theta = theta.double()
     centred = theta - centre[..., None]
@@ -33,7 +33,7 @@ def rank_scale(theta: Tensor, centre: Tensor) -> Tensor:
 
 
 def draw_ranks(noise: Noise, scale: Tensor, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-    """Independent ranks of all units, of which the k smallest are drawn; without ties in practice, never 0 or inf."""
+    """Independent ranks of all units, of which the k smallest are drawn; practically without ties, never 0 or inf."""
     ranks = _exp_noise(noise, uniform(shape, scale.dtype, scale.device, generator))
     if torch.compiler.is_compiling() or is_wrapped(scale):
         return ranks * scale
@@ -63,8 +63,8 @@ def order_draw(
         seed: From :func:`khot.kernels.random_numbers.philox.draw_seed`.
         first: The :class:`~khot.kernels.random_numbers.philox.Place` of the first draw, row and unit among all of the
             seed.
-        draws: Draws of each row.
-        dtype: Of the result.
+        draws: Number of draws for each row.
+        dtype: Dtype of the result.
         noise: Name of the noise.
     """
     ranks = order_ranks(theta, centre, seed, first, draws, noise)
@@ -72,7 +72,7 @@ def order_draw(
 
 
 def order_ranks(theta: Tensor, centre: Tensor, seed: Tensor, first: Sequence[int], draws: int, noise: str) -> Tensor:
-    """The ranks ``(draws, *batch, n)`` that :func:`order_draw` compares, in float64; its arguments."""
+    """The ranks ``(draws, *batch, n)`` that :func:`order_draw` compares, in float64; has the same arguments."""
     *batch, n = theta.shape
     noises = _exp_noise(NOISES[noise], uniform_rows(seed, draws, batch, n, first))
     return noises * rank_scale(theta, centre)

@@ -1,11 +1,12 @@
 """Draws of order sampling in Triton: the ranks of a row, and the k smallest of them, in one kernel.
 
-The rank of unit i is e^noise e^-(theta_i - t), float32, where t is about the logarithm of the k-th rank. Positive
-floats are ordered as their bits, so that the k-th rank is found by counting the keys up to an integer: three at a time,
-around where the counts so far put it; a handful of counts for rows of any length, 32 at worst.
+The rank of unit i is e^noise e^-(theta_i - t), in float32, where t is about the logarithm of the k-th rank. Positive
+floats are ordered like their bits, so the k-th rank is found by counting the keys up to an integer, for three integers
+at a time near the position that the counts so far suggest. This takes a handful of counts for rows of any length, and
+at most 32.
 
     registers   one program per draw of a row, which stays on chip: theta is read once, x written once
-    tiles       longer rows; until they are decided their ranks lie where the result will, and are read for every count
+    tiles       longer rows; their ranks are stored in the memory of the result, and are read for every count
 
 Layout: theta (rows, n), unit last stride; k, t (rows,); x (draws, n), the rows of a sample one after another.
 """
@@ -32,8 +33,8 @@ from ..gpu.tools import (
     without_expansion,
 )
 
-DRAW: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16))}  # ranks, of positions of any dtype
-REACH = tl.constexpr(40.0)  # of theta - t; e^40 times any noise has room in float32, e^-40 is nothing
+DRAW: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16))}  # ranks, for positions of any dtype
+REACH = tl.constexpr(40.0)  # of theta - t; e^40 times any noise fits into float32, and e^-40 is negligible
 INFINITE = tl.constexpr(0x7F800000)  # bits of inf
 LARGEST = tl.constexpr(0x7FFFFFFF)
 ONE_OVER_E, ONE, E = tl.constexpr(0x3EBC5AB2), tl.constexpr(0x3F800000), tl.constexpr(0x402DF854)  # bits of these
@@ -47,7 +48,7 @@ def _odds(u, rest):
 
 @triton.jit
 def _exponential(u, rest):
-    """-log u, by its series where that is next to 0."""
+    """-log u, by its series where it is close to 0."""
     series = rest * (1.0 + rest * (0.5 + rest * (0.33333334 + rest * (0.25 + rest * 0.2))))
     return tl.where(rest < 0.03125, series, -0.6931472 * tl.log2(u))
 
@@ -76,7 +77,7 @@ def _tile_keys(
     BLOCK: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """The bits of a tile of ranks: 0 for units that are included, INFINITE for the excluded and beyond the row."""
+    """The bits of a tile of ranks: 0 for included units, INFINITE for excluded ones and beyond the row."""
     theta = load_tile(theta_ptr, start, n, BLOCK, DTYPE)  # (BLOCK,)
     a, b, c, d = random_words(seed, draw, row, (start + first_unit) // 2 + tl.arange(0, BLOCK // 2))
     u, rest = uniform_and_rest(tl.interleave(a, c), tl.interleave(b, d))
@@ -88,7 +89,7 @@ def _tile_keys(
 
 @triton.jit
 def _load_keys(x_ptr, start, n, BLOCK: tl.constexpr):
-    """Ranks that lie in the place of x, as keys."""
+    """The ranks stored in the memory of x, as keys."""
     cols = start + tl.arange(0, BLOCK)
     rank = tl.load(x_ptr + cols, mask=cols < n, other=float("inf")).to(tl.float32)
     return rank.to(tl.int32, bitcast=True)
@@ -96,7 +97,7 @@ def _load_keys(x_ptr, start, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def _count(key, x_ptr, n, first, second, third, BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr):
-    """Numbers of keys up to each of three."""
+    """The numbers of keys up to each of three integers."""
     first, second, third = first.to(tl.int32), second.to(tl.int32), third.to(tl.int32)
     if IN_REGISTERS:
         one, two, three = (key <= first).to(tl.int32), (key <= second).to(tl.int32), (key <= third).to(tl.int32)
@@ -119,7 +120,7 @@ def _guess(low, width, share):
 
 @triton.jit
 def _find(key, x_ptr, n, k, BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr):
-    """The k smallest keys: all up to ``cut``, and the first ``ties`` of those that are ``cut + 1``."""
+    """The k smallest keys: all up to ``cut``, and the first ``ties`` of those equal to ``cut + 1``."""
     low = tl.full((), -1, tl.int64)
     high = tl.where(k > 0, LARGEST, -1).to(tl.int64)
     below, upto = tl.zeros((), tl.int32), tl.where(k > 0, n, 0)  # numbers of keys up to low and high
@@ -132,11 +133,11 @@ def _find(key, x_ptr, n, k, BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr):
         upto = tl.where(one >= k, one, tl.where(two >= k, two, tl.where(three >= k, three, upto)))
         low = tl.where(three < k, third, tl.where(two < k, second, tl.where(one < k, first, low)))
         below = tl.where(three < k, three, tl.where(two < k, two, tl.where(one < k, one, below)))
-        # The ranks between, uniform and independent, have the one that is wanted here, give or take.
+        # If the ranks in between were uniform and independent, the wanted one would be about here.
         width, number = high - low, (upto - below).to(tl.float32)
         share = ((k - below).to(tl.float32) + 0.5) / (number + 1.0)
         spread = DEVIATIONS * tl.sqrt(tl.maximum(share * (1.0 - share), 0.0) / (number + 2.0))
-        halving = (4 * width > before) & (~halving)  # they are not: every other time at least a factor of four
+        halving = (4 * width > before) & (~halving)  # they are not: at least a factor of four in every second step
         share, spread = tl.where(halving, 0.5, share), tl.where(halving, 0.25, spread)
         first, second, third = (
             _guess(low, width, share - spread), _guess(low, width, share), _guess(low, width, share + spread),
@@ -146,7 +147,7 @@ def _find(key, x_ptr, n, k, BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr):
 
 @triton.jit
 def _chosen(key, cut, ties, seen):
-    """Which of a tile are drawn, after ``seen`` ties in tiles before; and how many ties were seen with it."""
+    """Which entries of a tile are drawn, after ``seen`` ties in earlier tiles; and the new number of ties seen."""
     chosen = key <= cut
     if ties > seen:
         tied = (key == cut + 1).to(tl.int32)
@@ -196,9 +197,9 @@ def _order_draw(
         for start in range(0, n, BLOCK):
             key = _tile_keys(theta_ptr, start, n, high, low, seed, draw, number, first_unit, NOISE, BLOCK, DTYPE)
             store_tile(x_ptr, key.to(tl.float32, bitcast=True), start, n, BLOCK)
-        tl.debug_barrier()  # what one thread stored others will read
+        tl.debug_barrier()  # other threads will read what this one stored
         cut, ties = _find(0, x_ptr, n, k, BLOCK, False)
-        tl.debug_barrier()  # nobody overwrites what others have not counted
+        tl.debug_barrier()  # no thread may overwrite what others have not counted
         for start in range(0, n, BLOCK):
             chosen, seen = _chosen(_load_keys(x_ptr, start, n, BLOCK), cut, ties, seen)
             store_tile(x_ptr, chosen.to(tl.float32), start, n, BLOCK)
@@ -219,7 +220,7 @@ def order_draw(
     rows, t, sizes = rows_of(theta), centre.reshape(-1), k.reshape(-1)
     count, n = rows.shape
     how = plan(count, n, torch.float32, DRAW)
-    # In a dtype that has room for the ranks.
+    # In a dtype that can hold the ranks.
     room = dtype if how.resident or dtype in (torch.float32, torch.float64) else torch.float32
     x = torch.empty(draws * count, n, dtype=room, device=theta.device)
     with on_device(theta):

@@ -1,8 +1,8 @@
 """Random numbers as a function of a seed, a draw and a place in it, which torch and Triton kernels have in common.
 
-Philox4x32 with ten rounds; the counter is (place, row, draw, 0), the key the seed. Places, rows and draws are counted
-from a :class:`Place` among all that the seed has, so that who makes a part of the draws makes the same numbers as who
-makes them all. In plain torch it is here as the definition: for numbers alone torch's own generator is faster.
+Philox4x32 with ten rounds; the counter is (place, row, draw, 0), and the key is the seed. Places, rows and draws are
+counted from a :class:`Place` among all that the seed has, so that a process that makes some of the draws gets the same
+numbers as one that makes all. The version in plain torch is the definition: torch's own generator is faster.
 
 References:
     [1] Salmon, Moraes, Dror, Shaw (2011), "Parallel random numbers: as easy as 1, 2, 3".
@@ -21,9 +21,9 @@ WORD = 2**32 - 1
 
 
 def draw_seed(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
-    """An int64 seed ``(1,)`` from a generator, or torch's own, of the device, where it stays: nobody waits for it.
+    """An int64 seed ``(1,)`` from a generator, or torch's own. It stays on the device, so the host does not wait.
 
-    Of rows that are part of a larger batch, the one that the batch has.
+    For rows that are part of a larger batch, it is the seed of the batch.
     """
     if not torch.compiler.is_compiling() and (rows := draws_of_rows()) is not None:
         return rows.next_seed()
@@ -36,7 +36,7 @@ class Place(NamedTuple):
     Attributes:
         draw: The first draw.
         row: The first row of parameters.
-        unit: The first unit of a row; even, as two units share a place of the counter.
+        unit: The first unit of a row; even, because two units share a value of the counter.
     """
 
     draw: int = 0
@@ -44,18 +44,18 @@ class Place(NamedTuple):
     unit: int = 0
 
 
-FIRST = list(Place())  # as operators take it
+FIRST = list(Place())  # in the form for operators
 
 
 def first_place() -> list[int]:
-    """Where the draws of all rows that are here begin, as operators take it."""
+    """Where the draws of all local rows begin, in the form for operators."""
     if not torch.compiler.is_compiling() and (rows := draws_of_rows()) is not None:
         return list(Place(row=rows.first, unit=rows.unit))
     return FIRST
 
 
 def even_place(first: Sequence[int]) -> Place:
-    """Where draws begin whose units share places of the counter.
+    """Where draws begin whose units share values of the counter.
 
     Raises:
         ValueError: If that is at an odd unit.
@@ -69,7 +69,7 @@ def even_place(first: Sequence[int]) -> Place:
 def random_words(
     seed: Tensor, draws: int, rows: int, places: int, first: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four blocks ``(draws, rows, places)`` of 32 random bits, as int64, from a draw, a row and a place on."""
+    """Four blocks ``(draws, rows, places)`` of 32 random bits, as int64, from a given draw, row and place on."""
     shape, zero = (draws, rows, places), torch.zeros((), dtype=torch.long, device=seed.device)
     draw, row, place = (
         (torch.arange(count, device=seed.device) + start).view(view).expand(shape)
@@ -90,14 +90,14 @@ def random_words(
 
 
 def uniform(high: Tensor, low: Tensor) -> Tensor:
-    """float64 numbers uniform on [0, 1), of 53 bits."""
+    """float64 numbers uniform on [0, 1), with 53 random bits."""
     return ((high << 21) | (low >> 11)).double() * 2.0**-53
 
 
 def words_of_rows(
     seed: Tensor, draws: int, batch: Sequence[int], n: int, first: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Two blocks ``(draws, *batch, n)`` of 32 random bits; two units have a place of the counter."""
+    """Two blocks ``(draws, *batch, n)`` of 32 random bits; two units share a value of the counter."""
     start = even_place(first)
     words = random_words(seed, draws, math.prod(batch), (n + 1) // 2, (start.draw, start.row, start.unit // 2))
     high, low = (torch.stack((words[i], words[j]), -1).flatten(-2)[..., :n] for i, j in ((0, 2), (1, 3)))

@@ -1,11 +1,12 @@
 r"""The k largest entries of rows, by counting.
 
-y_i = 1 for the k largest x_i and 0 for the others, of equal ones the first: the mask of a threshold t above which there
-are k entries, :math:`\#\{i : x_i > t\} = k`, or as many as ties allow. Numbers are ordered as the integers that their
-bits are, so that a bracket of t is cut in four by counts at three thresholds, until one of them is k or two
-neighbouring numbers enclose t: then entries are tied at t. That is one pass over the row for two bits of a number.
+y_i = 1 for the k largest x_i and 0 for the others, where ties go to the first: the mask of a threshold t above which
+there are k entries, :math:`\#\{i : x_i > t\} = k`, or as many as ties allow. Numbers are ordered like the integers with
+the same bits, so counts at three thresholds cut a bracket of t in four, until one of the counts is k, or two
+neighbouring numbers enclose t; entries are then tied at t. This takes one pass over the row for two bits of a number.
 
-``topk_mask`` gives the mask, ``keep_largest`` the entries times it, for modules, which then need no pass of their own.
+``topk_mask`` gives the mask; ``keep_largest`` gives the entries times the mask, for modules, which then need no further
+pass.
 """
 
 import torch

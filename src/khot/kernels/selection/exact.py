@@ -1,4 +1,4 @@
-"""The hard mask in plain torch: what lies above the k-th largest entry, and of its equals the first."""
+"""The hard mask in plain torch: the entries above the k-th largest, and the first of those equal to it."""
 
 import torch
 from torch import Tensor
@@ -7,19 +7,19 @@ from torch import Tensor
 def topk_mask(x: Tensor, k: Tensor, check: bool) -> Tensor:
     """Ones for the k largest entries of each row of x (..., n), zeros for the others; k is int64, (...).
 
-    Of equal entries the first are chosen; infinities are ordinary entries. With ``check`` it is an error if an entry is
-    NaN or a k out of range.
+    Ties go to the first entries; infinities are ordinary entries. With ``check``, an entry of NaN or a k out of range
+    is an error.
     """
     if check:
         check_ranked(x, k)
     most = n = x.shape[-1]
-    if k.device.type == "cpu" and k.numel() > 0:  # elsewhere a look at k would stall the device
+    if k.device.type == "cpu" and k.numel() > 0:  # elsewhere, reading k would stall the device
         most = min(max(int(k.max()), 0), n)
     return mask_of_largest(x, k, most).contiguous()
 
 
 def mask_of_largest(x: Tensor, k: Tensor, most: int) -> Tensor:
-    """The same, where no k is larger than ``most``."""
+    """The same, if no k is larger than ``most``."""
     if x.shape[-1] == 0 or most == 0:
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
     largest, size = x.topk(most, -1).values, k.to(x.device).unsqueeze(-1)
@@ -30,11 +30,11 @@ def mask_of_largest(x: Tensor, k: Tensor, most: int) -> Tensor:
 
 
 def keep_largest(x: Tensor, k: Tensor, by_magnitude: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The k largest entries of each row, zeros for the others; which they are; and the smallest positive one of a row.
+    """The k largest entries of each row, with zeros for the others; which they are; and the smallest positive one kept.
 
-    The largest in absolute value ``by_magnitude``, and the smallest of these. Entries of ``-inf``, which exclude, count
-    as smaller than all others, and are never kept. Where a row has none that is positive the smallest one is infinite;
-    it is NaN where the row has NaN or too few entries.
+    With ``by_magnitude``, the largest and smallest in absolute value. Entries of ``-inf``, which are excluded, count as
+    smaller than all others, and are never kept. If a row keeps no positive entry, the smallest one is infinite; it is
+    NaN if the row has NaN or too few entries.
     """
     scores = x.abs().masked_fill(x == -torch.inf, -torch.inf) if by_magnitude else x
     kept = topk_mask(scores, k, False) != 0
@@ -46,7 +46,7 @@ def keep_largest(x: Tensor, k: Tensor, by_magnitude: bool) -> tuple[Tensor, Tens
 
 
 def check_ranked(x: Tensor, k: int | Tensor) -> None:
-    """The rows of x (..., n), which may be infinite, have no NaN, and k lies from 0 to n."""
+    """Checks that the rows of x (..., n), which may be infinite, have no NaN, and that k is from 0 to n."""
     if x.numel() and bool(x.amax(-1).isnan().any()):
         raise ValueError("`x` must not contain NaN")
     if isinstance(k, Tensor) and bool(((k < 0) | (k > x.shape[-1])).any()):

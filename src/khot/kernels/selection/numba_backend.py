@@ -1,4 +1,4 @@
-"""Hard masks on a CPU, and the entries that they keep, row by row."""
+"""Hard masks, and the entries that they keep, on a CPU, row by row."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -17,8 +17,8 @@ from ..exact.rows import compute_dtype
 from .exact import check_ranked
 from .numba_counting import ANYWHERE, SUSPECT, guesses_of_sample, mark_largest
 
-SAMPLE_SIZE, LONG = 2**10, 2**16  # entries of a sample, and of rows that are worth one
-SHORT = 8  # entries of rows of which every two are compared
+SAMPLE_SIZE, LONG = 2**10, 2**16  # entries of a sample, and of rows for which a sample pays
+SHORT = 8  # entries of rows in which all pairs are compared
 
 
 def topk_mask(x: Tensor, k: Tensor, check: bool) -> Tensor:
@@ -45,7 +45,7 @@ def _loop(real: Real) -> Any:
                 guesses = guesses_of_sample(row, size, sample)
             t, has_ties, not_numbers = mark_largest(row, size, guesses, 2 if has_ties else SUSPECT, ys[r])
             wrong += not_numbers > 0 or size < 0 or size > n
-            if math.isfinite(t):  # the rows of a batch are often alike
+            if math.isfinite(t):  # the rows of a batch are often similar
                 move = 0.75 * move + 0.5 * abs(t - guesses[1])
                 guesses = t - move, t, t + move
         return wrong
@@ -66,7 +66,7 @@ def keep_largest(x: Tensor, k: Tensor, by_magnitude: bool) -> tuple[Tensor, Tens
 
 @per_row
 def _mark_of_short(x, k, kept):
-    """Marks those of a few entries that fewer than k others come before; returns how many are NaN."""
+    """Marks, in a short row, the entries that come after fewer than k others; returns how many are NaN."""
     not_numbers = 0
     for i in range(x.shape[0]):
         before = 0
@@ -79,7 +79,7 @@ def _mark_of_short(x, k, kept):
 
 @inlined
 def _later_first(a, b):
-    """1 if the later one of two entries comes first."""
+    """1 if the later of two entries comes first."""
     return np.int32(b > a)
 
 
@@ -90,9 +90,10 @@ def _positive(score, is_kept, otherwise):
 
 @per_row
 def _keep_of_four(x, k, by_magnitude, kept, y):
-    """All of a row of four, the usual group of sparse weights.
+    """Processes a row of four, the usual group size of sparse weights.
 
-    Returns the smallest positive score that is kept, and whether this is right: not if an entry is NaN or infinite.
+    Returns the smallest positive score that is kept, and whether the result is right: not if an entry is NaN or
+    infinite.
     """
     a, b, c, d = x[0], x[1], x[2], x[3]
     if by_magnitude:
@@ -108,7 +109,7 @@ def _keep_of_four(x, k, by_magnitude, kept, y):
     least = smaller(_positive(a, keeps_a, infinity), _positive(b, keeps_b, infinity))
     least = smaller(least, smaller(_positive(c, keeps_c, infinity), _positive(d, keeps_d, infinity)))
     total = x[0] + x[1] + x[2] + x[3]
-    return least, total - total == zero  # False, too, where the sum overflows
+    return least, total - total == zero  # also False if the sum overflows
 
 
 @summed
@@ -129,7 +130,7 @@ def _smallest_positive(scores, kept):
 
 @per_row
 def _exclude(scores, kept):
-    """Marks none of the entries that are excluded; returns whether any was marked."""
+    """Unmarks excluded entries; returns whether any was marked."""
     found = False
     for i in range(scores.shape[0]):
         if scores[i] == -np.inf:

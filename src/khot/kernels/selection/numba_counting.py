@@ -1,9 +1,10 @@
-"""Counting in numba: a threshold with exactly k entries of a row above it, and the entries next to it.
+"""Counting in numba: finds a threshold with exactly k entries of a row above it, and the entries next to it.
 
-A count is one comparison and one addition an entry, and a compiler takes many entries at once: counts at three
-thresholds cost 0.08 ns an entry in a cache. Numbers are ordered as the integers that their bits are, so three
-thresholds cut their range in four: one pass for two bits, 16 at most for float32 and 32 for float64, whatever the row.
-A row of 1000 normal scores takes about 8, or 4 with good guesses.
+A count takes one comparison and one addition per entry, and compilers vectorise it: counts at three thresholds cost
+0.08 ns per entry in a cache. Numbers are ordered like the integers with the same bits, so three thresholds cut their
+range in
+four: one pass for two bits, at most 16 for float32 and 32 for float64, whatever the row. A row of 1000 normal scores
+takes about 8, or 4 with good guesses.
 """
 
 # mypy: disable-error-code="no-untyped-def, call-arg, var-annotated"
@@ -19,15 +20,15 @@ from ..cpu.loops import inlined, per_row, summed
 from ..cpu.rows import smaller
 
 ANYWHERE = -2.0, 0.0, 2.0  # guesses that cut the range of float32 in four
-BLOCK = 64  # entries that are looked through for ties at a time
-SUSPECT = 8  # passes after which a row may well have ties, which take all passes there are unless one looks for them
+BLOCK = 64  # entries that are searched for ties at a time
+SUSPECT = 8  # passes after which ties are likely, which take the largest number of passes unless they are found
 
 
 # ---- The place of a number in the order of its dtype
 
 
 def _flipped(builder, bits):
-    """Bits of a number as its place, and the other way; both zeros have the place 0."""
+    """Converts the bits of a number to its place, and back; both zeros have the place 0."""
     sign = ir.Constant(bits.type, -(2 ** (bits.type.width - 1)))
     return builder.select(builder.icmp_signed("<", bits, sign.type(0)), builder.sub(sign, bits), bits)
 
@@ -65,7 +66,7 @@ def _mean(a, b):
 
 @summed
 def count_above(x, t):
-    """How many entries of a row, of fewer than 2^31, are above t; NaN is not."""
+    """How many entries of a row, which has fewer than 2^31, are above t; NaN does not count."""
     count = np.int32(0)
     for i in range(x.shape[0]):
         count = np.int32(count + np.int32(x[i] > t))
@@ -84,12 +85,12 @@ def _count_above_three(x, a, b, c):
 
 @summed
 def neighbours(x, t):
-    """The largest entry that is not above t, and the smallest that is; infinite where there is none."""
+    """The largest entry that is not above t, and the smallest that is; infinite if there is none."""
     infinity = x.dtype.type(np.inf)
     below = above = infinity
     for i in range(x.shape[0]):
         is_above = x[i] > t
-        below = smaller(below, infinity if is_above else -x[i])  # two minima of like choices take the least time
+        below = smaller(below, infinity if is_above else -x[i])  # two minima with the same selection are fastest
         above = smaller(above, x[i] if is_above else infinity)
     return -below, above
 
@@ -99,16 +100,16 @@ def neighbours(x, t):
 
 @per_row
 def cut(x, k, guesses, suspect):
-    """The smallest threshold with at most k entries above it, up to others with the same ones above; their number.
+    """The smallest threshold with at most k entries above it, up to equivalent ones; and the number of these entries.
 
-    That is k, unless ties prevent it: then the threshold is the k-th largest entry, and the next one is equal.
+    This number is k, unless ties prevent it: then the threshold is the k-th largest entry, and the next one is equal.
 
     Args:
-        x: A row, in which infinities are ordinary numbers and NaN is none.
+        x: A row, in which infinities are ordinary numbers and NaN is ignored.
         k: From 0 to its length; beyond these, nothing or everything is above.
         guesses: Three increasing thresholds at which the entries are counted first, such as ``ANYWHERE``. If the result
-            lies between the outer two this saves half of the passes; if not, it has cost one.
-        suspect: After how many passes to look for ties, such as ``SUSPECT``.
+            lies between the outer two, this saves half of the passes; otherwise it costs one.
+        suspect: Number of passes after which to test for ties, such as ``SUSPECT``.
     """
     zero = x.dtype.type(0)
     high, above = place(x.dtype.type(np.inf)), np.int64(0)
@@ -127,7 +128,7 @@ def cut(x, k, guesses, suspect):
         else:
             high, above = a, above_a
         passes += 1
-        if passes == suspect and above != k:  # the next pass tells whether ties at the largest entry left are why
+        if passes == suspect and above != k:  # the next pass tells whether the reason is ties at the largest entry left
             high = max(place(neighbours(x, number(high, zero))[0]), low + 1)
         b = _mean(low, high)
         a, c = max(_mean(low, b), low + 1), high - 1 if passes == suspect else _mean(b, high)
@@ -136,9 +137,9 @@ def cut(x, k, guesses, suspect):
 
 @per_row
 def bracket(x, k, guesses):
-    """The k-th largest entry and the next, and whether they differ: then k entries are above the smaller one.
+    """The k-th largest entry and the next one, and whether they differ: then k entries are above the smaller one.
 
-    The arguments are those of :func:`cut`. For k = 0 the first one is infinite, for all entries the second.
+    The arguments are those of :func:`cut`. For k = 0 the first entry is infinite, for k = n the second.
     """
     t, above = cut(x, k, guesses, SUSPECT)
     if above != k:
@@ -149,7 +150,7 @@ def bracket(x, k, guesses):
 
 @per_row
 def guesses_of_sample(x, k, sample):
-    """Guesses for :func:`cut` of a long row, from entries at equal distances; ``sample`` is room for them."""
+    """Guesses for :func:`cut` of a long row, from equally spaced entries; ``sample`` is an array for them."""
     size, share = sample.shape[0], min(max(k / x.shape[0], 0.0), 1.0)
     step, middle, room = x.shape[0] // size, share * size, 1 + 2 * math.sqrt(share * (1 - share) * size)
     for i in range(size):
@@ -164,7 +165,7 @@ def guesses_of_sample(x, k, sample):
 
 @summed
 def _mark_above(x, t, y):
-    """Returns how many entries are NaN."""
+    """Marks the entries above t; returns how many entries are NaN."""
     count = np.int32(0)
     for i in range(x.shape[0]):
         y[i] = x[i] > t
@@ -188,7 +189,7 @@ def _count_equal(x, t):
 
 @per_row
 def _mark_ties(x, t, rest, y):
-    """Marks the first so many of the entries equal to t, where those above t are marked."""
+    """Marks the first ``rest`` entries equal to t; those above t are already marked."""
     for start in range(0, x.shape[0], BLOCK):
         some, out = x[start : start + BLOCK], y[start : start + BLOCK]
         tied = _count_equal(some, t)
@@ -204,7 +205,7 @@ def _mark_ties(x, t, rest, y):
 
 @per_row
 def mark_largest(x, k, guesses, suspect, y):
-    """Ones for the k largest entries, of equal ones the first, and zeros for the others, in y of any dtype.
+    """Ones for the k largest entries, where ties go to the first, and zeros for the others, in y of any dtype.
 
     The arguments are those of :func:`cut`. Returns the threshold, whether ties are at it, and how many entries are NaN.
     """

@@ -1,13 +1,13 @@
-"""Hard masks in Triton: numbers become the integers that order them, and thresholds are cut in four by three counts.
+"""Hard masks in Triton: numbers become integers of the same order, and three counts at a time cut a bracket in four.
 
-Three ways through a row, chosen by :func:`khot.kernels.gpu.plans.plan`:
+There are three ways to process a row, chosen by :func:`khot.kernels.gpu.plans.plan`:
 
     registers   one program for a row, or for several short ones, which stay on chip: x is read once, y written once
     tiles       one program for a row, which it reads again for every count
-    split       several programs for a row and a launch for every count, which ends at once for rows that are found;
-                each program sums the counts of the launch before, the last ones tell the ties before each part
+    split       several programs for a row and a launch for every count, which ends at once for rows that are done;
+                each program sums the counts of the previous launch, and the last counts tell the ties before each part
 
-Layout: x, y (rows, n), unit last stride; k (rows,). Keys are int32, of float64 int64. NaN has a place in their order:
+Layout: x, y (rows, n), unit last stride; k (rows,). Keys are int32, for float64 int64. NaN has a place in their order:
 every row gets exactly k ones.
 """
 
@@ -34,7 +34,7 @@ BITS = {torch.float64: 64, torch.float32: 32, torch.float16: 16, torch.bfloat16:
 
 @triton.jit
 def _load_keys(x_ptr, places, there, LOWEST: tl.constexpr):
-    """Numbers as integers in their order, both zeros as 0; LOWEST, which no number is, where there is none."""
+    """Numbers as integers of the same order, both zeros as 0; LOWEST, which is no number's key, outside the row."""
     x = tl.load(x_ptr + places, mask=there, other=0.0)
     if x.dtype == tl.float64:
         bits = x.to(tl.int64, bitcast=True)
@@ -94,7 +94,7 @@ def _narrow(low, high, above, k, over_a, over_b, over_c):
 
 @triton.jit
 def _chosen(key, high, rest, seen):
-    """Which of tiles (rows, entries) are chosen after ``seen`` ties in tiles before, and the ties seen with these."""
+    """The chosen entries of tiles (rows, entries) after ``seen`` ties in earlier tiles, and the new number of ties."""
     chosen = key > high[:, None]
     if tl.max(rest - seen, 0) > 0:
         tied = (key == high[:, None]).to(tl.int32)
@@ -124,7 +124,7 @@ def _topk_mask(
 ):  # fmt: skip
     """ROWS rows in registers, or one in tiles."""
     if ALIGNED:
-        n, stride_x = n // 16 * 16, stride_x // 16 * 16  # so the compiler knows that they are multiples
+        n, stride_x = n // 16 * 16, stride_x // 16 * 16  # so that the compiler knows that they are multiples
     first = tl.program_id(0).to(tl.int64) * ROWS
     row, cols = first + tl.arange(0, ROWS), tl.arange(0, BLOCK)[None, :]
     there = (row < rows)[:, None] & (cols < n)  # (ROWS, BLOCK)
@@ -150,7 +150,7 @@ def _topk_mask(
 
 @triton.jit
 def _load_counts(counts_ptr, step, rows, row, parts, PARTS: tl.constexpr):
-    """Of the parts of a row, above three keys, (1, PARTS)."""
+    """Counts of the parts of a row above three keys, (1, PARTS)."""
     part = tl.arange(0, PARTS)[None, :]
     counts, there = counts_ptr + 3 * ((step * rows + row) * parts + part), part < parts
     one, two = tl.load(counts, mask=there, other=0), tl.load(counts + 1, mask=there, other=0)
@@ -176,9 +176,9 @@ def _topk_mask_count(
     x_ptr, state_ptr, counts_ptr, k_ptr, stride_k, stride_x, n, step, last, blocks,
     LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The bracket that the counts of the step before leave, and counts of this program's part of the row in it.
+    """The bracket that the counts of the previous step leave, and counts of this program's part of the row in it.
 
-    In the last step every row is found, and entries are counted from the threshold on and above it.
+    In the last step the thresholds of all rows are known, and entries at and above the threshold are counted.
     """
     if ALIGNED:
         n, stride_x = n // 16 * 16, stride_x // 16 * 16
@@ -217,7 +217,7 @@ def _topk_mask_mark(
     k = tl.load(k_ptr + row * stride_k + tl.arange(0, 1)).to(tl.int32)
     _, high, above = _load_bracket(state_ptr, last, rows, row, KEY)
     upto, over, _ = _load_counts(counts_ptr, last, rows, row, parts, PARTS)
-    seen = tl.sum(tl.where(tl.arange(0, PARTS)[None, :] < part, upto - over, 0), 1)  # ties in the parts before
+    seen = tl.sum(tl.where(tl.arange(0, PARTS)[None, :] < part, upto - over, 0), 1)  # ties in earlier parts
     begin = part * blocks * BLOCK
     end = begin + tl.minimum(n - begin, blocks * BLOCK)
     _mark_span(x_ptr + row * stride_x, y_ptr + row * n, begin, end, high, k - above, seen, LOWEST, BLOCK)

@@ -1,17 +1,18 @@
-r"""Softmaxes in turn, each of which lowers what the former have chosen, and their first derivative.
+r"""A sequence of softmaxes, each of which lowers the weights that earlier ones have chosen, and its first derivative.
 
 A row of x has weights :math:`w = e^{x / T}` up to a factor. A round adds its shares p to y and lowers the weights,
 
 .. math:: p = w / S, \qquad S = \textstyle\sum_i w_i, \qquad y \mathrel{+}= p, \qquad w \leftarrow w q^{1/T},
     \qquad q = 1 - p.
 
-Backwards through the rounds, with :math:`a = dL / d \log w` of the weights that a round leaves and g = dL/dy,
+The derivative goes backwards through the rounds. With :math:`a = dL / d \log w` of the weights after a round and
+g = dL/dy,
 
 .. math:: d = g - a / (T q), \qquad a \leftarrow a + p \circ (d - \langle p, d \rangle), \qquad dL/dx = a / T.
 
-One weight at most is more than half of S. Its q is the sum of the others over S, and in its entry of the last formula
-:math:`d - \langle p, d \rangle = (q g - a / T) - \sum_{i\,\mathrm{other}} p_i d_i` with its own q and g: no digit is
-lost where a softmax saturates.
+At most one weight exceeds half of S. Its q is the sum of the others divided by S, and in its entry of the last formula
+:math:`d - \langle p, d \rangle = (q g - a / T) - \sum_{i\,\mathrm{other}} p_i d_i` with its own q and g, so no digits
+are lost where a softmax saturates.
 """
 
 from collections.abc import Callable
@@ -28,9 +29,9 @@ class Rounds(NamedTuple):
     """All rounds of rows of x (rows, n), in float32 or float64, with T in float64 and k in int64 (rows,).
 
     Attributes:
-        forward: ``(x, temperature, k, most)`` with the largest k: y, and which rows (bool) it has left, as their
-            weights sink too far.
-        backward: ``(x, temperature, k, most, grad)``: dL/dx, of the same rows.
+        forward: ``(x, temperature, k, most)`` with the largest k: y, and which rows (bool) it has left, because their
+            weights become too small.
+        backward: ``(x, temperature, k, most, grad)``: dL/dx, for the same rows.
     """
 
     forward: Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
@@ -45,6 +46,6 @@ def _keeps_weights(x: Tensor, most: int) -> str | None:
     return None
 
 
-# What no backend takes, the map composes of torch operations.
+# Calls that no backend takes are composed of torch operations in the map.
 rounds = Backends(__name__, "ROUNDS")
 rounds.backend("numba", module=".numba_backend", takes=_keeps_weights)

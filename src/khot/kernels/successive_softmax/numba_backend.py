@@ -1,7 +1,7 @@
-"""Rounds of softmaxes in numba, row by row, in float64 but for what is read and written.
+"""Rounds of softmaxes in numba, row by row, in float64 except for what is read and written.
 
-Weights are relative to the largest of the first round. A row whose sum sinks below ``SMALLEST`` is left: weights of the
-next rounds have lost digits by then, or have been 0 from the beginning.
+Weights are relative to the largest of the first round. A row whose sum falls below ``SMALLEST`` is left: weights of the
+next rounds have lost digits by then, or were 0 from the beginning.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -15,7 +15,7 @@ from ..cpu.maths import EXP, LOG
 from ..cpu.rows import highest, total_of
 from . import Rounds
 
-SMALLEST = 1e-200  # sum of weights, of which those that count have all digits
+SMALLEST = 1e-200  # sum of weights above which those that matter have all digits
 
 _exp, _log = EXP[np.float64], LOG[np.float64]
 
@@ -34,7 +34,7 @@ def _start(x, inverse, w):
 
 @per_row
 def _leader(w, total):
-    """Where the weight is that is more than half of the sum, and the sum of the others; -1 if there is none."""
+    """The index of a weight that is more than half of the sum, -1 if there is none, and the sum of the others."""
     if highest(w) <= 0.5 * total:
         return -1, 0.0
     at = 0
@@ -60,7 +60,7 @@ def _add_shares(w, scale, y):
 
 @per_row
 def _choose(x, inverse, k, weights, y):
-    """Adds all shares to y; whether no sum was too small. Round j has its weights in row j of as many as there are."""
+    """Adds all shares to y; returns whether no sum was too small. Row j of ``weights`` is for round j."""
     kept = weights.shape[0]
     _start(x, inverse, weights[0])
     for j in range(k):
@@ -91,7 +91,7 @@ def _forward(first, last, x, inverse, sizes, y, left):
 
 @summed
 def _fill_slopes(w, scale, inverse, g, a, slopes):
-    """dL/dp of some entries but the leader, and the sum of p dL/dp."""
+    """dL/dp of some entries except the leader, and the sum of p dL/dp."""
     total = 0.0
     for i in range(w.shape[0]):
         p = w[i] * scale
@@ -108,7 +108,7 @@ def _add_centred(w, scale, slopes, mean, a):
 
 @per_row
 def _pull_back(w, inverse, g, a, slopes):
-    """Takes dL/dlog w of the next round, in place, to that of this one."""
+    """Turns dL/dlog w of the next round into that of this round, in place."""
     total = total_of(w)
     scale = 1.0 / total
     leader, rest = _leader(w, total)
@@ -121,7 +121,7 @@ def _pull_back(w, inverse, g, a, slopes):
     others += _fill_slopes(w[after:], scale, inverse, g[after:], a[after:], slopes[after:])
     p, q, pulled = w[leader] * scale, rest * scale, inverse * a[leader]
     moved = a[leader] + p * (q * g[leader] - pulled - others)
-    slopes[leader] = g[leader] - (pulled / q if pulled != 0 else 0.0)  # q may be 0 in the last round, that pulls none
+    slopes[leader] = g[leader] - (pulled / q if pulled != 0 else 0.0)  # q may be 0 in the last round, where pulled is 0
     _add_centred(w, scale, slopes, p * slopes[leader] + others, a)
     a[leader] = moved
 

@@ -1,20 +1,20 @@
-r"""The maps that a threshold of a row makes: masks, their logarithms, signed masks and magnitudes.
+r"""The maps that are defined by a threshold per row: masks, their logarithms, signed masks and magnitudes.
 
 .. math:: y_i = Y(x_i, z_i), \qquad z_i = (a_i - t)/\sigma, \qquad \sum_i F(z_i) = k
 
-t is the threshold, F the link, :math:`\sigma` the scale, which is the softness s. What the kinds of maps do differently
-stands in :mod:`khot.kernels.threshold.kinds`, what their derivatives are in
-:mod:`khot.kernels.threshold.derivatives`: of a mask, with the slopes :math:`w_i = F'(z_i)/s`, their shares
-:math:`\omega_i = w_i / \sum w` and cotangents g of y,
+t is the threshold, F the link, and :math:`\sigma` the scale, which is the softness s.
+:mod:`khot.kernels.threshold.kinds` describes how the kinds of maps differ, and
+:mod:`khot.kernels.threshold.derivatives` their derivatives. For a mask, with the slopes :math:`w_i = F'(z_i)/s`, their
+shares :math:`\omega_i = w_i / \sum w` and cotangents g of y,
 
 .. math:: \frac{\partial L}{\partial x_i} = w_i (g_i - \langle\omega, g\rangle), \qquad
     \frac{\partial L}{\partial k} = \langle\omega, g\rangle, \qquad
     \frac{\partial L}{\partial s} = -\sum_i z_i \frac{\partial L}{\partial x_i} .
 
-The threshold is kept as t = anchor + offset * sigma in two float64 numbers a row: the anchor a number of x's computing
-dtype next to t, so that z = (x - anchor) / sigma - offset keeps its digits.
+The threshold is stored as t = anchor + offset * sigma in two float64 numbers per row. The anchor is a number of x's
+computing dtype next to t, so that z = (x - anchor) / sigma - offset keeps its digits.
 
-The exact path, plain torch in float64, takes every row. The fast paths, numba on a CPU and Triton on a GPU, treat
+The exact path, plain torch in float64, takes every row. The fast paths, numba on a CPU and Triton on a GPU, process
 ordinary rows and leave the others to it.
 """
 
@@ -65,7 +65,7 @@ def _derivative_asks(
 
 
 def _has_offset_loop(x: Tensor, link: Link, kind: Kind) -> str | None:
-    return _has_loops(x, link, kind) if kind == MASK else "the loop of the offset's derivative is for masks alone"
+    return _has_loops(x, link, kind) if kind == MASK else "the loop of the offset's derivative is for masks only"
 
 
 # Backends are asked about the scores, the link and the kind of map.
@@ -89,8 +89,8 @@ threshold_derivative = Operator(
 threshold_derivative.backend("numba", module=".numba_backend", takes=_has_offset_loop)
 threshold_derivative.backend("torch", module=".exact")
 
-# The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where the backend that
-# was chosen for the mask has it.
+# The mask as a function of the scores only, for numbers k and scale, and its gradient, both at the least fixed cost;
+# the backend that was chosen for the mask may have them.
 plain = Backends(__name__, "PLAIN")
 plain.backend("numba", module=".numba_backend", takes=_has_loops)
 
@@ -107,10 +107,10 @@ def solve_threshold(
     Args:
         x: Scores (..., n); ``-inf`` excludes an item, ``+inf`` selects it.
         k: Sum, between the numbers of ``+inf`` and of entries above ``-inf``; broadcasts to (...). At either limit,
-            where every far enough t will do, the result lies ``link.reach`` scales beyond the scores.
+            where every sufficiently distant t is a solution, the result lies ``link.reach`` scales beyond the scores.
         scale: Positive; broadcasts to (...).
         link: The link function F.
-        shards: Who holds the other items of the rows, of which x has a part; the result is the same on all processes.
+        shards: The processes that hold the other items of the rows, of which x has a part; all get the same result.
 
     Returns:
         float64 tensor (...).

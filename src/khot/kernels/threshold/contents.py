@@ -1,4 +1,4 @@
-"""Whether scores, sums and softness are what a threshold can be found for."""
+"""Checks of the contents of scores, sums and softness before a threshold is computed."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from ..exact.rows import Span, compute_dtype, row_range
 
 
 def check_empty(k: Tensor) -> None:
-    """ValueError unless k is 0, for rows without items."""
+    """Raises a ValueError unless k is 0, for rows without items."""
     if bool((k != 0).any()):
         raise ValueError(f"`k` must be 0 for an empty ground set, but got k={k.max().item():g}")
 
@@ -17,7 +17,7 @@ def check_empty(k: Tensor) -> None:
 def check_contents(
     x: Tensor, k: Tensor, scale: Tensor, softness: str, span: Span, shards: Shards | None = None
 ) -> None:
-    """ValueError for rows with a NaN, or a k or scale out of range; the scale goes by the name ``softness``."""
+    """Raises a ValueError for rows with a NaN, or a k or scale out of range; errors call the scale ``softness``."""
     n, (smallest, largest) = x.shape[-1] if shards is None else shards.n, softness_limits(x.dtype)
     feasible = (k >= span.selected) & (k <= span.selected + span.finite)
     normal = (scale >= smallest) & (scale <= largest)
@@ -41,7 +41,7 @@ def check_contents(
 
 
 def check_rows(x: Tensor, k: Tensor, scale: Tensor, softness: str) -> None:
-    """:func:`check_contents` of x (..., n), and k and scale of the batch shape, for who has not looked at the rows."""
+    """:func:`check_contents` of x (..., n), and k and scale of the batch shape, for callers that have no rows yet."""
     rows = x.to(compute_dtype(x)).reshape(-1, x.shape[-1])
     k, scale = (v.to(x.device).reshape(-1) for v in (k, scale))
     check_contents(rows, k, scale, softness, row_range(rows))

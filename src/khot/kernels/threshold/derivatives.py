@@ -1,20 +1,21 @@
-r"""Derivatives of the maps of a threshold, in differentiable operations: of every order, in both modes.
+r"""Derivatives of the maps of a threshold, in differentiable operations, so of every order and in both modes.
 
-With z, the threshold t = A + c sigma of offset c and scale sigma, and :math:`v_i = da_i/\sigma - z_i\,ds/s` for scores
-a (x itself, or abs(x) of odd maps), the items between 0 and their cap follow the threshold. With the slopes f = F'(z)
-of those, W their sum and :math:`\omega = f / W` the shares,
+Let t = A + c sigma be the threshold with offset c and scale sigma, and :math:`v_i = da_i/\sigma - z_i\,ds/s` for scores
+a (x itself, or abs(x) for odd maps). The items between 0 and their cap follow the threshold. With the slopes f = F'(z)
+of these items, their sum W and the shares :math:`\omega = f / W`,
 
 .. math:: \tau = \langle\omega, v\rangle - dk / W, \qquad dy_i = g f_i (v_i - \tau) + h_i (da_i - e_i\,ds), \qquad
     dc = \kappa\tau - c\,ds/s .
 
-* Masks and signed masks have the gain g = 1, :math:`\kappa = 1` and no h. Nothing follows a threshold that is idle.
+* Masks and signed masks have the gain g = 1, :math:`\kappa = 1` and no h. Nothing follows an idle threshold.
 * Logarithms of masks have :math:`d\log y_i = (f_i / F_i) (v_i - \tau)`.
-* Magnitudes have g = t; as the scale grows with t, :math:`W = \sum f_i + (\sigma/t) \sum z_i^q` over the pooled entries
-  and :math:`\kappa = 1 - c\,(p-1)\,\sigma/t`; and of capped entries, with :math:`u = |y|^{p-1}`, the slope
+* Magnitudes have g = t. As the scale grows with t, :math:`W = \sum f_i + (\sigma/t) \sum z_i^q` over the pooled entries
+  and :math:`\kappa = 1 - c\,(p-1)\,\sigma/t`. Capped entries have, with :math:`u = |y|^{p-1}`, the slope
   :math:`h = u^{q-1} / (u^{q-1} + s/q)` and the lever e = u.
 
-The offset is an output of the map that moves with x, k and s; the anchor is a constant. 1 / W counts as 0 where nothing
-holds the threshold. From y these could not be had: 1 - y has lost its digits wherever an item is almost certainly in.
+The offset is an output of the map that depends on x, k and s; the anchor is a constant. 1 / W counts as 0 if nothing
+holds the threshold. The derivatives cannot be computed from y: 1 - y has lost its digits where an item is almost
+certain.
 """
 
 from typing import NamedTuple
@@ -33,23 +34,23 @@ from .reductions import WHOLE, Whole
 
 TINY = torch.finfo(torch.float64).tiny
 FARTHEST = 0.125 * torch.finfo(torch.float64).max  # in scales, as good as infinite, but 0 * FARTHEST is 0
-SHRUNK = 2.0**-64  # what levers are multiplied by on the way, lest their products with slopes overflow
-LARGEST_ROOT = 1e18  # of the odds h : 1 - h, which is sure to round to 1 : 0
+SHRUNK = 2.0**-64  # temporary factor of levers, so that their products with slopes do not overflow
+LARGEST_ROOT = 1e18  # of the odds h : 1 - h, which certainly round to 1 : 0
 
 
 class MapRows(NamedTuple):
-    """The rows that a map is differentiated at, in float64.
+    """The rows at which a map is differentiated, in float64.
 
     Attributes:
         a: Scores (..., n), x or abs(x), of which other processes may hold further parts.
-        sign: The signs of x, of odd maps.
+        sign: The signs of x, for odd maps.
         s: Softness (...).
-        at: Thresholds, whose offset moves, but where k = 0 or k = n, where it is arbitrary.
+        at: Thresholds, whose offset is differentiable, except for k = 0 or k = n, where it is arbitrary.
         link: The link F.
         kind: The kind of map.
-        over: How numbers of rows are put together.
-        k: The sum, for its own derivatives at 0 and n; None if these are not wanted.
-        least: The sum of slopes that stands for a smaller one, whose inverse might leave the dtype of x.
+        over: The reductions for numbers of rows.
+        k: The sum, for its own derivatives at 0 and n; None if these are not needed.
+        least: The lower limit of a sum of slopes, whose inverse might otherwise leave the range of the dtype of x.
     """
 
     a: Tensor
@@ -76,33 +77,33 @@ class MapRows(NamedTuple):
 
     @property
     def ends(self) -> Tensor | None:
-        """The rows with k = 0 or k = n, given k, if the limits of their derivatives are known."""
+        """The rows with k = 0 or k = n, if k is given and the limits of their derivatives are known."""
         if self.k is None or self.kind.absolute or type(self.link).limits_at_ends is Link.limits_at_ends:
             return None
         return self.at.offset.detach().abs() == self.link.reach
 
     @property
     def constant(self) -> "MapRows":
-        """The same without derivatives."""
+        """The same as constants."""
         at = Threshold(self.at.anchor.detach(), self.at.offset.detach())
         return self._replace(a=self.a.detach(), s=self.s.detach(), at=at)
 
 
 class Items(NamedTuple):
-    """What derivatives are made of: tensors (..., n) of items and (...) of rows.
+    """The quantities from which derivatives are computed: tensors (..., n) for items and (...) for rows.
 
     Attributes:
-        value: abs(y) of odd maps.
-        z: The distances, finite; of odd maps those of the items that follow the threshold.
+        value: abs(y), for odd maps.
+        z: The distances, finite; for odd maps those of the items that follow the threshold.
         lever: z as a factor, 0 for infinite items.
         slope: f.
         scale: sigma.
         gain: g.
         stretch: kappa.
-        root: The square root of g / sigma, of magnitudes.
-        follows: Whether anything follows the threshold; None where something always does.
-        factor: F' / F of logarithms.
-        powers: What W has besides f, for each item.
+        root: The square root of g / sigma, for magnitudes.
+        follows: Whether anything follows the threshold; None if something always does.
+        factor: F' / F, for logarithms.
+        powers: The terms of W other than f, for each item.
         own_slope: h, if any entry has it.
         own_lever: e.
     """
@@ -123,7 +124,7 @@ class Items(NamedTuple):
 
 
 def items_of(rows: MapRows) -> Items:
-    """In differentiable operations of the scores, the softness and the offset."""
+    """The items, in differentiable operations of the scores, the softness and the offset."""
     if rows.kind.grows:
         return _magnitudes(rows)
     a, s, at, link = rows.a, rows.s, rows.at, rows.link
@@ -132,7 +133,7 @@ def items_of(rows: MapRows) -> Items:
     if rows.kind.absolute:
         z = rows.kind.distances(a, Threshold(at.anchor, offset), here, link)
         binding = (at.anchor != 0) | (at.offset != 0)
-        lever = z.clamp(0, 1)  # beyond, the slope is 0 and the lever idle, but z may overflow
+        lever = z.clamp(0, 1)  # beyond, the slope is 0 and the lever has no effect, but z may overflow
         return Items(link.value(z), lever, lever, link.slope(z), s, one, one, follows=binding)
     z, infinite = _finite_distances(a, Threshold(at.anchor, offset), here), a.isinf()
     factor = link.log_derivative(z).masked_fill(a == -torch.inf, 0) if rows.kind.log else None
@@ -141,15 +142,15 @@ def items_of(rows: MapRows) -> Items:
 
 
 def _finite_distances(x: Tensor, at: Threshold, s: Tensor) -> Tensor:
-    """z between numbers as good as infinite, also of infinite scores."""
+    """z between numbers that are as good as infinite, also for infinite scores."""
     infinite = x.isinf()
     half = 0.5 * x.masked_fill(infinite, 0) - (0.5 * at.anchor).unsqueeze(-1)  # x - t may overflow
     z = (half / (0.5 * s).unsqueeze(-1) - at.offset.unsqueeze(-1)).clamp(-FARTHEST, FARTHEST)
-    return torch.where(infinite, x.clamp(-2 * FARTHEST, 2 * FARTHEST), z)  # further out than all others
+    return torch.where(infinite, x.clamp(-2 * FARTHEST, 2 * FARTHEST), z)  # farther out than all others
 
 
 def _magnitudes(rows: MapRows) -> Items:
-    """Of magnitudes, whose entries are zero, pooled or capped."""
+    """The items of magnitudes, whose entries are zero, pooled or capped."""
     a, s, at, q = rows.a, rows.s, rows.at, rows.link.q
     t = rows.kind.threshold(at, s, rows.link)
     positive = torch.where(t == 0, 1.0, t)
@@ -158,8 +159,8 @@ def _magnitudes(rows: MapRows) -> Items:
     idle, column = (t == 0).unsqueeze(-1), here.unsqueeze(-1)
     z = ratios(a, Threshold(at.anchor, offset), seen_root, here)
     capped, inside = ((z >= 1) | idle) & (a > 0), (z > 0) & (z < 1) & ~idle
-    z = torch.where(inside, z, 0.5)  # the other kinds see a harmless number instead, as capped ones alone see theirs
-    pooled = (seen_root.unsqueeze(-1) * z) ** q  # in which the rounding of the root cancels
+    z = torch.where(inside, z, 0.5)  # a harmless number for the entries that this branch does not apply to
+    pooled = (seen_root.unsqueeze(-1) * z) ** q  # the rounding of the root cancels here
     kept, lever = shrink(torch.where(capped, a, 1.0), column, q)
     odds = (lever ** (0.5 * q - 0.5) * (q / column).sqrt()).clamp(max=LARGEST_ROOT).square()
     return Items(
@@ -178,16 +179,16 @@ def _magnitudes(rows: MapRows) -> Items:
 
 
 class Shares(NamedTuple):
-    """How the items of a row share what moves the threshold, and what cotangents g of theirs pull.
+    """How the items of a row share the motion of the threshold, and the effect of their cotangents g.
 
     Attributes:
-        weight: What omega is proportional to (..., n).
-        norm: Its sum, as the items see it (..., 1); infinite where nothing follows the threshold.
+        weight: omega up to a factor (..., n).
+        norm: The sum of the weights, as the items use it (..., 1); infinite if nothing follows the threshold.
         rate: 1 / W, by how many scales k moves the threshold.
         first: The sum of omega z.
-        pull: The sum of omega g; of logarithms that of d = g F' / F.
-        on_k: dL/dk over the gain.
-        moment: The sum of f g z; of logarithms that of d z.
+        pull: The sum of omega g; for logarithms that of d = g F' / F.
+        on_k: dL/dk divided by the gain.
+        moment: The sum of f g z; for logarithms that of d z.
         slope_moment: The sum of f z.
     """
 
@@ -207,7 +208,7 @@ class Shares(NamedTuple):
 
 
 def shares_of(rows: MapRows, items: Items, g: Tensor) -> tuple[Items, Shares]:
-    """By one reduction of all sums at once, unless all slopes of a row underflow."""
+    """The shares, from one reduction of all sums at once, unless all slopes of a row underflow."""
     slope, log, over = items.slope, items.factor is not None, rows.over
     direct = g * (slope if items.factor is None else items.factor)
     held = slope if items.powers is None else slope + items.powers
@@ -229,9 +230,9 @@ def shares_of(rows: MapRows, items: Items, g: Tensor) -> tuple[Items, Shares]:
 
 
 def _shares_in_gaps(rows: MapRows, items: Items, g: Tensor, total: Tensor, far: Tensor) -> tuple[Items, Shares]:
-    """Where all slopes of some rows, the ``far`` ones, underflow: from their ratios, which differences of x tell.
+    """For rows whose slopes all underflow, the ``far`` ones: from ratios of slopes, which follow from differences of x.
 
-    And with the limits of derivatives in rows with k = 0 or k = n.
+    Also handles the limits of derivatives in rows with k = 0 or k = n.
     """
     z, link, over, column, fixed = items.z, rows.link, rows.over, far.unsqueeze(-1), rows.constant
     exact = torch.where(column, exact_shares(fixed.a, fixed.s, fixed.at, link, over), 0.0)
@@ -263,22 +264,22 @@ def _shares_in_gaps(rows: MapRows, items: Items, g: Tensor, total: Tensor, far: 
 
 
 def rate_of_slopes(z: Tensor, link: Link) -> Tensor:
-    """0, whose derivatives are those of log F'(z)."""
-    near = z.abs() < torch.finfo(z.dtype).max ** 0.5 / 16  # whose square is finite, with room for a factor
+    """0, with the derivatives of log F'(z)."""
+    near = z.abs() < torch.finfo(z.dtype).max ** 0.5 / 16  # its square is finite, with room for a factor
     moves = near & (z < 0) if link.compact else near
     rate = link.log_slope(torch.where(moves, z, -1.0))
     return rate - rate.detach()
 
 
 def can_tell(x: Tensor) -> bool:
-    """Whether Python may decide on the contents of x; not to be asked under Dynamo."""
+    """Whether Python may depend on the contents of x; must not be called under Dynamo."""
     return not (is_transformed() or is_traced_by_mode() or is_shape_only(x))
 
 
 def balanced(values: Tensor, share: Tensor) -> Tensor:
-    """Values that sum to 0 but for rounding: that of the largest share as minus the sum of the others, which it is.
+    """Values that sum to 0 up to rounding: that of the largest share is replaced by minus the sum of the others.
 
-    By itself it may be the difference of two numbers that agree in all their digits.
+    Computed directly, it may be the difference of two numbers that agree in all their digits.
     """
     top = share.argmax(-1, keepdim=True)
     return values.scatter(-1, top, -values.scatter(-1, top, 0.0).sum(-1, keepdim=True))
@@ -300,7 +301,7 @@ def derivative(rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None)
     centred = items.slope * (g - pull) if items.factor is None else items.factor * g - shares.share * pull
     on_k = shares.on_k
     if over.shards is None and not kind.absolute:
-        if items.factor is None:  # once more, as nearly equal cotangents lose digits once
+        if items.factor is None:  # again, since nearly equal cotangents have lost digits in the first pass
             left = (shares.weight * (g - pull)).sum(-1) / shares.norm.squeeze(-1)
             centred, on_k = centred - items.slope * left.unsqueeze(-1), on_k + left
         centred = balanced(centred, shares.weight)
@@ -323,7 +324,7 @@ def derivative(rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None)
 
 
 def _lever(rows: MapRows, centred: Tensor, items: Items, shares: Shares) -> Tensor:
-    """sum centred z / s, of which neither the z of outliers nor the scale let a product overflow on the way."""
+    """sum centred z / s, arranged such that neither outliers of z nor the scale make a product overflow."""
     if rows.over.shards is None:
         root = rows.s.sqrt()
         return (items.lever * SHRUNK * centred).sum(-1) / root / SHRUNK / root
@@ -331,7 +332,7 @@ def _lever(rows: MapRows, centred: Tensor, items: Items, shares: Shares) -> Tens
 
 
 def tangents(rows: MapRows, dx: Tensor | None, dk: Tensor | None, ds: Tensor | None) -> tuple[Tensor, Tensor]:
-    """dy in float64 and d offset from dx, dk and ds, of whole rows; differentiable."""
+    """dy in float64 and d offset from dx, dk and ds, for whole rows; differentiable."""
     s, kind = rows.s, rows.kind
     items, shares = shares_of(rows, items_of(rows), torch.zeros_like(rows.a))
     moved = torch.zeros_like(rows.a) if dx is None else dx.double()
@@ -352,7 +353,7 @@ def tangents(rows: MapRows, dx: Tensor | None, dk: Tensor | None, ds: Tensor | N
         dy = dy + items.own_slope * (moved if ds is None else moved - items.own_lever * ds.unsqueeze(-1))
     if dk is not None:
         by_k = (items.gain * dk).unsqueeze(-1) * shares.share
-        if items.factor is not None:  # above the threshold by the share, which knows slopes that underflow
+        if items.factor is not None:  # above the threshold from the share, which handles slopes that underflow
             below = items.factor * (shares.rate * dk).unsqueeze(-1)
             by_k = torch.where(items.z > 0, by_k / rows.link.value(items.z.clamp(min=0.0)), below)
         dy, shift = dy + by_k, shift - shares.rate * dk

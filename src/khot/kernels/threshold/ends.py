@@ -1,11 +1,11 @@
 r"""Derivatives of derivatives in k at k = 0 and k = n, where the threshold is infinitely far away.
 
-The slopes w and their sum W vanish there, so that k moves the threshold infinitely far. With r_i = (log F')'(z_i),
+There the slopes w and their sum W vanish, so that k moves the threshold infinitely far. With r_i = (log F')'(z_i),
 
     dF_i/dk = omega_i,  dw_i/dk = r_i omega_i,  dW/dk = <omega, r>,  domega_i/dk = omega_i (q_i - <omega, q>),
 
-q_i = r_i / W, and a link knows the limits of their differences. For exponential tails, F' / F moves by q / 2. The
-derivatives of log y in k are divided by W, so that those of F' / F and W in x count, too, although they vanish.
+where q_i = r_i / W, and a link knows the limits of their differences. For exponential tails, F' / F changes by q / 2.
+The derivatives of log y in k are divided by W, so those of F' / F and W in x matter too, although they vanish.
 """
 
 from typing import NamedTuple
@@ -15,18 +15,18 @@ from torch import Tensor
 
 from ..links.base import Link
 
-END_DENSITY = 2.0**-120  # what stands for a sum of slopes of 0: its inverse is finite in float32
+END_DENSITY = 2.0**-120  # replaces a sum of slopes of 0; its inverse is finite in float32
 
 
 class Growth(NamedTuple):
-    """What is added in rows with k = 0 or k = n: numbers that are 0 but have derivatives.
+    """Terms that are added in rows with k = 0 or k = n: numbers that are 0 but have derivatives.
 
     Attributes:
-        share: To omega.
-        slope: To F'.
-        value: To F.
-        factor: To F' / F.
-        density: What stands for the sum of slopes.
+        share: Added to omega.
+        slope: Added to F'.
+        value: Added to F.
+        factor: Added to F' / F.
+        density: Replaces the sum of slopes.
     """
 
     share: Tensor
@@ -39,7 +39,7 @@ class Growth(NamedTuple):
 def growth_at(
     ends: Tensor, z: Tensor, share: Tensor, density: Tensor, x: Tensor, s: Tensor, k: Tensor, link: Link
 ) -> Growth:
-    """Of rows, of which ``ends`` have k = 0 or k = n; z and share are their distances and shares."""
+    """The terms for rows of which ``ends`` have k = 0 or k = n; z and share are their distances and shares."""
     share = share.detach()
     counts = share > 0
     z = z.masked_fill(~counts, 0.0)

@@ -1,9 +1,9 @@
-r"""Thresholds of every row, exactly: plain torch in float64, one residual, one guarded search.
+r"""The threshold of any row, exactly, in plain torch and float64, with one residual and one guarded search.
 
-A first search runs in t, whose doubles it sees exactly, by the residual of :mod:`khot.kernels.threshold.residual`. No
-double t tells z where scores are many scales from 0, and so where two neighbouring doubles do not tell the root, the
-search goes on in the offset c of t = anchor + c * sigma from the nearest item. Then x - anchor is exact for the items
-near t, and z keeps its digits.
+A first search runs in t, on the exact values of doubles, with the residual of :mod:`khot.kernels.threshold.residual`.
+If scores are many scales from 0, a double t does not determine z, and two neighbouring doubles may not locate the root.
+The search then continues in the offset c of t = anchor + c * sigma from the nearest item. Then x - anchor is exact for
+the items near t, and z keeps its digits.
 """
 
 import torch
@@ -20,12 +20,12 @@ from .kinds import KINDS, Kind, inverse_of, root_of
 from .reductions import reductions
 from .residual import EPS, FARTHEST, Rows, evaluate
 
-FIRST_STEPS = 8  # on all rows, before those that are left get some by themselves
+FIRST_STEPS = 8  # on all rows, before the remaining rows are separated
 TINY = torch.finfo(torch.float64).tiny
 WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^1024 is beyond all doubles
-MARGIN = 2.0**-10  # relative, that a bracket leaves to rounding and to rough inverses
-ANCHORINGS = 3  # searches in the offset, while another item turns out to be nearer
-LARGE_SCALE, LARGE_SCORE = 2.0**500, 2.0**1000  # above which differences might overflow, so that rows are shrunk
+MARGIN = 2.0**-10  # relative, added to a bracket for rounding and inaccurate inverses
+ANCHORINGS = 3  # searches in the offset, repeated if another item turns out to be nearer
+LARGE_SCALE, LARGE_SCORE = 2.0**500, 2.0**1000  # above these, differences might overflow, so rows are scaled down
 SHRINKAGE = 2.0**-600
 LEAST_SHARE = 1e-300
 
@@ -34,7 +34,7 @@ LEAST_SHARE = 1e-300
 
 
 def solve(rows: Rows, span: Span, dtype: torch.dtype) -> Threshold:
-    """The thresholds of rows whose contents are in order, with anchors that are numbers of this dtype."""
+    """The thresholds of rows with valid contents, with anchors that are numbers of this dtype."""
     large = (rows.softness > LARGE_SCALE) | (torch.maximum(-span.lowest, span.highest) > LARGE_SCORE)
     if bool(large.any()) and not rows.kind.grows:
         factor = torch.ones_like(rows.softness).masked_fill(large, SHRINKAGE)
@@ -56,9 +56,9 @@ def solve(rows: Rows, span: Span, dtype: torch.dtype) -> Threshold:
 
 
 def _start(rows: Rows, span: Span) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Which rows have nothing or everything in the mask; of the others a first guess, inside a bracket.
+    """Which rows have nothing or everything in the mask, and for the others a first guess inside a bracket.
 
-    And how many scales beyond the items the root may be.
+    Also returns how many scales beyond the items the root may be.
     """
     link, finite = rows.link, span.finite.clamp(min=1)
     share = ((rows.k - span.selected) / finite).clamp(LEAST_SHARE, 1 - 2.0**-53)
@@ -67,7 +67,7 @@ def _start(rows: Rows, span: Span) -> tuple[Tensor, Tensor, Tensor, Tensor, Tens
     if rows.kind.grows:
         (nonzero,) = rows.over.sum((rows.x > 0).sum(-1).double())
         (smallest,) = rows.over.max(torch.where(rows.x > 0, -rows.x, -torch.inf).amax(-1))
-        # At `low` every entry but 0 is capped: half of it is above t, half above the scale at t.
+        # At `low` every nonzero entry is capped: half of it is above t, half above the scale at t.
         low = torch.minimum(-smallest / 2, (-smallest / rows.softness / 2) ** link.q).clamp(min=TINY)
         guess = centre - variance.sqrt() * torch.special.ndtri(share)
         high = torch.maximum(span.highest, low)
@@ -92,7 +92,7 @@ def _inside(guess: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _bracket(rows: Rows, span: Span, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where g is positive and where negative; widened until it is, since the inverse of a user's link may be rough."""
+    """Where g is positive and where negative, widened until this holds: the inverse of a user's link may be rough."""
     largest = torch.finfo(torch.float64).max
     for _ in range(WIDENINGS):
         low = (span.lowest - width * rows.softness - 4 * EPS * span.lowest.abs()).clamp(-largest, largest)
@@ -111,7 +111,7 @@ def _bracket(rows: Rows, span: Span, width: Tensor) -> tuple[Tensor, Tensor, Ten
 def _search(
     rows: Rows, start: Tensor, low: Tensor, high: Tensor, width: Tensor, done: Tensor, steps: int, dtype: torch.dtype
 ) -> tuple[Threshold, Tensor]:
-    """The threshold from a search in t and, if that has enough steps to end, in the offset; and which rows are done."""
+    """The threshold from a search in t and, if steps are left, in the offset; and which rows are done."""
     nothing = torch.zeros_like(start)
 
     def at_threshold(t: Tensor) -> Evaluation:
@@ -121,7 +121,7 @@ def _search(
     middle = _geometric_mean if rows.kind.grows else arithmetic_mean
     root = guarded_newton(at_threshold, start, (low, high), (1 + nothing, nothing - 1), done, None, middle, steps)
     anchor = _rounded(root.t, dtype)
-    if rows.kind.grows:  # then the offset is not positive, and t not below 0
+    if rows.kind.grows:  # then the offset is at most 0, and t at least 0
         higher = torch.nextafter(anchor.to(dtype), torch.tensor(torch.inf, dtype=dtype, device=anchor.device)).double()
         anchor = torch.where((anchor - root.t < root.rest) & higher.isfinite(), higher, anchor)
     at = Threshold(anchor, ((root.t - anchor) + root.rest) / rows.scale(root.t))
@@ -149,7 +149,7 @@ def _rounded(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _search_offset(rows: Rows, root: Root, width: Tensor, dtype: torch.dtype) -> Threshold:
-    """The thresholds between two neighbouring doubles, from the distances to the item that is nearest.
+    """The thresholds between two neighbouring doubles, from the distances to the nearest item.
 
     In a wide gap the number next to t is nearer than any item, and becomes the anchor.
     """
@@ -182,9 +182,9 @@ def _search_offset(rows: Rows, root: Root, width: Tensor, dtype: torch.dtype) ->
 
 
 def _leave_kink(rows: Rows, at: Threshold) -> tuple[Threshold, Tensor]:
-    """Thresholds of masks of zeros and ones, away from either end of where they may be; and which masks these are.
+    """Moves the thresholds of masks of zeros and ones away from the ends of their range, and tells which these are.
 
-    Those of magnitudes, which the scale depends on, are at the largest zero, so that no rounding brings it back.
+    For magnitudes, whose scale depends on the threshold, it is the largest zero, which rounding cannot bring back.
     """
     left, right, count = rows.neighbours(rows.distances(at) > 0.5)
     if rows.kind.grows:
@@ -197,7 +197,7 @@ def _leave_kink(rows: Rows, at: Threshold) -> tuple[Threshold, Tensor]:
 
 
 def _at_the_ends(rows: Rows, span: Span, at: Threshold, none: Tensor, everything: Tensor) -> Threshold:
-    """With the thresholds of rows that have nothing or everything in the mask; those of odd maps are not below 0."""
+    """Sets the thresholds of rows that have nothing or everything in the mask; for odd maps they are at least 0."""
     if rows.kind.grows:
         anchor = torch.where(everything, 0.0, torch.where(none, span.highest, at.anchor))
         return Threshold(anchor, torch.where(none | everything, 0.0, at.offset.clamp(max=0)))
@@ -216,7 +216,7 @@ def _at_the_ends(rows: Rows, span: Span, at: Threshold, none: Tensor, everything
 def threshold(
     x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool, shards: Shards | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As the reference; of rows of which x (..., m) may be the part of one process, the same on all of them."""
+    """See the reference. x (..., m) may be one process's part of the rows; the result is the same on all of them."""
     batch, n = x.shape[:-1], x.shape[-1]
     if x.numel() == 0:  # n = 0, or no rows
         if check:
@@ -233,14 +233,14 @@ def threshold(
 
 
 def which_scores(x: Tensor, kind: Kind) -> Tensor:
-    """What is compared with the threshold, in float64."""
+    """The numbers that are compared with the threshold, in float64."""
     return kind.scores(x.detach()).double()
 
 
 def check_rows(
     x: Tensor, k: Tensor, scale: Tensor, softness: str, kind: Kind, span: Span, shards: Shards | None
 ) -> None:
-    """ValueError for contents that no threshold can be found for."""
+    """Raises a ValueError for contents that have no threshold."""
     if kind.absolute and bool((span.selected > 0).any()):
         row = int((span.selected > 0).nonzero()[0])
         raise ValueError(f"`x` must be finite (0 masks an entry), but row {row} of the flattened batch is not")
@@ -250,7 +250,7 @@ def check_rows(
 def mask(
     x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool, shards: Shards | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the reference; of rows of which x (..., m) may be the part of one process."""
+    """See the reference; x (..., m) may be one process's part of the rows."""
     scale = scale.to(x.device)
     at = Threshold(*threshold(x, k, scale, link, kind, softness, check, shards))
     return values(x, scale, at, Link.find(link), KINDS[kind]), *at
@@ -271,7 +271,7 @@ def mask_derivative(
     x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool,
     shards: Shards | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """As the reference; of rows of which x (..., m) may be the part of one process."""
+    """See the reference; x (..., m) may be one process's part of the rows."""
     at, over = Threshold(anchor, offset), reductions(shards)
     rows = MapRows.of(x, scale.to(x.device), at, Link.find(link), KINDS[kind], over)
     grad_x, grad_k, grad_scale = derivative(rows, grad, None)
@@ -281,7 +281,7 @@ def mask_derivative(
 def threshold_derivative(
     x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the reference."""
+    """See the reference."""
     rows = MapRows.of(x, scale.to(x.device), Threshold(anchor, offset), Link.find(link), KINDS[kind])
     grad_x, grad_k, grad_scale = derivative(rows, None, grad)
     return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale

@@ -1,8 +1,8 @@
 r"""Shares of slopes in a gap so wide that all slopes underflow, and z has lost the digits of x.
 
-Then k is the number of items above t, or 0 or n. On each side, slopes are taken relative to that of the item nearest to
-the gap, from differences of scores; and the two sides weigh as the tails require, whose sums are equal. All numbers are
-float64 and constants, of rows of which other processes may hold further items.
+Then k is the number of items above t, or 0 or n. On each side, slopes are computed relative to that of the item nearest
+to the gap, from differences of scores. The weights of the two sides follow from their tails, whose sums are equal. All
+numbers are float64 and constants; other processes may hold further items of the rows.
 """
 
 import math
@@ -16,20 +16,20 @@ from ..links.base import Link
 from .reductions import Whole
 
 UNDERFLOW = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps
-WIDE = 256  # half the width of a gap in scales, from where distances lose more digits than expansions about its middle
+WIDE = 256  # half the width of a gap in scales beyond which distances lose more digits than expansions about its middle
 NEXT = 1.01  # a factor by which a distance is varied
 
 
 def are_far(total: Tensor) -> Tensor:
-    """Rows whose slopes, with this sum, make sense relative to each other only."""
+    """Rows whose slopes, with this sum, are meaningful only relative to each other."""
     return total < UNDERFLOW
 
 
 class Side(NamedTuple):
-    """The items on one side of a gap, of rows.
+    """The items on one side of a gap, for rows.
 
     Attributes:
-        items: Which they are (..., n).
+        items: Which items these are (..., n).
         edge: The score of the nearest one (..., 1).
         start: Its distance z.
         tails: log of the sum of the tails, relative to the slope of the nearest one (...); -inf without items.
@@ -42,7 +42,7 @@ class Side(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A gap of which t is somewhere inside; ``decay`` is log F' of items relative to the nearest on the same side."""
+    """A gap that contains t; ``decay`` is log F' of items relative to the nearest item on the same side."""
 
     above: Side
     below: Side
@@ -50,7 +50,7 @@ class Gap(NamedTuple):
 
 
 def gap_around(x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole) -> Gap:
-    """The gap that a threshold lies in."""
+    """The gap that contains a threshold."""
     half = 0.5 * x - (0.5 * at.anchor).unsqueeze(-1)
     z = half / (0.5 * s).unsqueeze(-1) - at.offset.unsqueeze(-1)
     finite, is_above = x.isfinite(), z >= 0 if link.compact else z > 0
@@ -69,7 +69,7 @@ def gap_around(x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole) -> 
 
 
 def exact_shares(x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole) -> Tensor:
-    """omega of rows in such gaps; 0 where no item has a slope."""
+    """omega of rows in such gaps; 0 if no item has a slope."""
     gap = gap_around(x, s, at, link, over)
     logits = gap.decay - torch.where(gap.above.items, gap.above.tails.unsqueeze(-1), gap.below.tails.unsqueeze(-1))
     if link.compact:  # t is next to the cap of the nearest item above; without items below nothing holds it
@@ -83,32 +83,32 @@ def exact_shares(x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole) -
 
 
 def density_of(z: Tensor, link: Link, over: Whole) -> Tensor:
-    """The sum of slopes that underflow one by one."""
+    """The sum of slopes, each of which underflows."""
     return over.logsumexp(link.log_slope(z))[0].exp()
 
 
 def mean_distance(
     share: Tensor, z: Tensor, x: Tensor, s: Tensor, at: Threshold, far: Tensor, link: Link, over: Whole
 ) -> Tensor:
-    """sum omega z, which is -dt/ds; its derivatives are those of this sum. All but share and z are constants.
+    """sum omega z, which is -dt/ds, with the derivatives of this sum. Everything except share and z is constant.
 
-    It is the difference of what lies above t and what lies below, both as large as the gap. In a wide gap it is found
-    from scores relative to the edges. With Z and -Z' the distances of the nearest items above and below, and b those of
-    the others from them, this is sum omega b + (Omega Z - Omega' Z'). The slopes F'(Z) and F'(Z') differ by what the
-    tails on the two sides differ relative to them, which tells Z - Z'. The shares Omega and Omega' of the sides are as
-    their mean hazards, of which ``power`` is the exponent: 0 of exponential tails, 1 of normal ones.
+    It is the difference of the parts above and below t, both as large as the gap. In a wide gap it is computed from
+    scores relative to the edges. With Z and -Z' the distances of the nearest items above and below, and b those of the
+    others from them, this is sum omega b + (Omega Z - Omega' Z'). The slopes F'(Z) and F'(Z') differ by as much as the
+    relative tails on the two sides differ, which gives Z - Z'. The shares Omega and Omega' of the sides are in
+    proportion to their mean hazards, of which ``power`` is the exponent: 0 for exponential tails, 1 for normal ones.
     """
     (mean,) = over.sum((share * z).sum(-1))
     if type(link).limits_at_ends is Link.limits_at_ends:
         return mean
     gap = gap_around(x, s, at, link, over)
     half = ((gap.above.edge - gap.below.edge) * 0.5 / s.unsqueeze(-1)).squeeze(-1)
-    wide = far & (half > WIDE) & half.isfinite()  # t of other rows may be at an item, with no gap around it
+    wide = far & (half > WIDE) & half.isfinite()  # in other rows t may be at an item, with no gap around it
     half = torch.where(wide, half, WIDE)
     edge = torch.where(gap.above.items, gap.above.edge, gap.below.edge)
     weight = share.detach()
     (spread,) = over.sum((weight * torch.where(weight > 0, x - edge, 0.0)).sum(-1) / s)
-    exact = spread  # of a compact link, whose threshold stays at the cap of the nearest item above
+    exact = spread  # for a compact link, whose threshold stays at the cap of the nearest item above
     if not link.compact:
         column = half.unsqueeze(-1)
         rate = link.limits_at_ends(column, torch.zeros_like(column), torch.ones_like(column))[0].squeeze(-1)

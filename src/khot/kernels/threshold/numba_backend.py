@@ -42,7 +42,7 @@ def _solve(
     at, left = Threshold(k.new_empty(rows), k.new_empty(rows)), k.new_empty(rows, dtype=torch.bool)
     arguments = items.data_ptr(), k.data_ptr(), 0.0, scale.data_ptr(), 0.0, *(v.data_ptr() for v in (y, *at, left))
     if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *arguments, *link_numbers(found)):
-        if check:  # of all rows, whose numbers the errors tell
+        if check:  # for all rows, because errors contain row numbers
             span = row_range(KINDS[kind].scores(items))
             exact.check_rows(items, k, scale, softness, KINDS[kind], span, None)
         some = items[left], k[left], scale[left], link, kind, softness, False
@@ -89,7 +89,7 @@ def _loops(link: Link, x: Tensor, kind: str) -> Loops:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """As contiguous rows of the computing dtype."""
+    """x as contiguous rows of the computing dtype."""
     return x.detach().to(compute_dtype(x)).reshape(-1, x.shape[-1]).contiguous()
 
 
@@ -98,10 +98,10 @@ def _flat(value: Tensor) -> Tensor:
 
 
 class Plain(NamedTuple):
-    """The map of contiguous scores in a computing dtype, k and scale being numbers, at the least fixed cost.
+    """The map for contiguous scores in a computing dtype, with numbers k and scale, at the least fixed cost.
 
     Attributes:
-        mask: ``(x, k, scale, link, kind)``: y, anchors and offsets; None if not all rows are ordinary.
+        mask: ``(x, k, scale, link, kind)``: y, anchors and offsets; None unless all rows are ordinary.
         gradient: ``(x, scale, anchor, offset, grad, link, kind)``: dL/dx, or None likewise.
     """
 

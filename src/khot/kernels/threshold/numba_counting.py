@@ -1,8 +1,9 @@
-"""Where a threshold has to lie, by counting the items above some number: a tenth of the time that a sum of F takes.
+"""Locates a threshold by counting the items above some numbers, in a tenth of the time of a sum of F.
 
-With more than k items above u, the threshold t is not far above u, since each of them has F >= F(0) there; with fewer
-than k, it is not far below. Between two such numbers with fewer and fewer items between them the search of
-:mod:`.numba_root` begins. Where exactly k items are above u, t lies in the gap around u: see :mod:`.numba_gaps`.
+With more than k items above u, the threshold t is not far below u, or the sum of F would exceed k. With fewer than k, t
+is not far above u, or the sum would be less than k. The search of :mod:`.numba_root` begins between two such numbers,
+which enclose fewer and fewer items. If exactly k items are above u, t lies in the gap around u: see
+:mod:`.numba_gaps`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -19,16 +20,16 @@ from ..links.base_numba import Compiled
 from ..selection.numba_counting import count_above, neighbours
 from .numba_scale import Scale
 
-PASSES = 64  # usual are 2 to 10, and 20 beside numbers that are many orders larger than the others
+PASSES = 64  # 2 to 10 are usual, and 20 if some numbers are many orders of magnitude larger than the others
 UNBOUNDED = 3  # passes after which both ends of the bracket are finite
 SMALL = 0.15  # softness, in deviations of the items, below which counting comes first
-FOCUSED = 1 / 16  # of the variance, what is left of it beside items that are far away
-STEEP = 4.0  # ratio of the ends of a bracket from which its middle is that of their logarithms
+FOCUSED = 1 / 16  # share of the variance that remains without distant items
+STEEP = 4.0  # ratio of the ends of a bracket above which its middle is that of their logarithms
 
 
 @per_row
 def place_of(x, value):
-    """Of the first item that is equal to the value."""
+    """The index of the first item that is equal to the value."""
     for i in range(x.shape[0]):
         if x[i] == value:
             return i
@@ -37,7 +38,7 @@ def place_of(x, value):
 
 @per_row
 def _middle(low, high):
-    """A number between two: in the logarithm, where they differ by much."""
+    """A number between two others; in the logarithm, if they differ by much."""
     if low < 0 < high:
         return 0.0
     near, far = min(abs(low), abs(high)), max(abs(low), abs(high))
@@ -60,8 +61,8 @@ def _sums_between(x, low, high):
 def focus(x, k, s, mean, variance):
     """Mean, variance and number of the items around t, and the number of those above them.
 
-    They are all items, but where some that are far away make up most of the variance, as masks at -1e9 do: these say
-    nothing about t.
+    These are all items, unless some distant ones, such as masks at -1e9, make up most of the variance: those carry no
+    information about t.
     """
     infinity = x.dtype.type(np.inf)
     low, high, above, count = -infinity, infinity, 0.0, float(x.shape[0])
@@ -83,11 +84,11 @@ def focus(x, k, s, mean, variance):
 
 @functools.cache
 def encloser(scale: Scale, real: Real) -> Compiled:
-    """``(x, k, u, step, s, q)``: low and high, numbers of items that are at least and at most above them, in a gap.
+    """``(x, k, u, step, s, q)``: low and high, the numbers of items above them, and whether they enclose a gap.
 
-    t is a little above low, if at all, and a little below high: at least ``above_low > k`` items are low or above it,
-    at most ``above_high < k`` above high. The search starts at u, where neighbouring items are expected to be ``step``
-    apart.
+    t is at most a little below low, and at most a little above high: at least ``above_low > k`` items are low or above
+    it, and at most ``above_high < k`` are above high. The search starts at u, where the expected distance of
+    neighbouring items is ``step``.
     """
     scale_at = scale.at
     with specialised(f"{scale.name} {real.__name__}"):

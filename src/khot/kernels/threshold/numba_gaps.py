@@ -1,14 +1,14 @@
 """Gaps around a threshold, between the neighbouring items on its left and on its right, in numba.
 
-With k items above a gap that is wide beside the softness, t is known without a search:
+If k items are above a gap that is wide compared with the softness, t is known without a search:
 
-* that of a clipped power lies anywhere between the kinks, where all items are zero or capped;
-* that of a capped exponential at the item on the right, which is just capped;
-* that of a smooth link where the tails of the items on the two sides balance.
+* for a clipped power, it lies anywhere between the kinks, where all items are zero or capped;
+* for a capped exponential, at the item on the right, which is just capped;
+* for a smooth link, where the tails of the items on the two sides balance.
 
 Tails and slopes may all underflow there. Relative to the slope of the nearest item on their side, a
-:class:`khot.kernels.links.base_numba.FarTail`, they do not; and the two sides weigh as equal sums of tails require. So
-the shares of the slopes, of which derivatives are made, stay exact in any gap.
+:class:`khot.kernels.links.base_numba.FarTail`, they do not, and the weights of the two sides follow from equal sums of
+tails. So the shares of the slopes, from which derivatives are computed, stay exact in any gap.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -24,21 +24,21 @@ from ..selection.numba_counting import count_above, neighbours
 from .numba_counting import place_of
 from .numba_scale import Scale, Shape
 
-NEGLIGIBLE = -60.0  # log of a slope that shows beside no other, and whose float32 is no subnormal number yet
-EXPONENTIAL_GAP = 80.0  # scales of a gap around t whose other side a capped exponential does not see
-BALANCING_STEPS = 30  # usual are 1 to 4
-FARTHEST = 1e100  # in scales, whose powers are finite
-HARD = 1e200  # an inverse of the softness with which only items that are tied with the nearest have a slope
+NEGLIGIBLE = -60.0  # log of a slope that is negligible beside any other, but whose float32 is not yet subnormal
+EXPONENTIAL_GAP = 80.0  # scales of a gap around t beyond which a capped exponential vanishes
+BALANCING_STEPS = 30  # 1 to 4 are usual
+FARTHEST = 1e100  # in scales; its powers are finite
+HARD = 1e200  # an inverse softness with which only items that are tied with the nearest one have a slope
 
 
 def gap_closer(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
-    """``(x, k, s, q, left, right)``: whether t is known in this gap, k items being above it; anchor and offset."""
+    """``(x, k, s, q, left, right)``: whether t is known in this gap, with k items above it; anchor and offset."""
     scale_at, grows = scale.at, scale.grows
 
     @per_row
     def of_power(x, k, s, q, left, right):
         room = (right - left) / scale_at(left, s, q) - 1
-        if grows:  # at the largest zero, which no rounding brings back
+        if grows:  # at the largest zero, which rounding cannot bring back
             return left > 0 and room >= 0, left, 0.0
         return room >= 0, left, min(0.5 * room, 1.0)
 
@@ -54,8 +54,8 @@ def gap_closer(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compi
 def _sides_of(far: FarTail, real: Real) -> Compiled:
     """``(x, k, sign, edge, a, inverse, slopes)``: sums of slopes and tails on a side of a gap with k items above it.
 
-    They are relative to the slope of the item at the edge, which is at the distance a from t; the others lie beyond it,
-    in the direction of the sign. The slopes are filled in, if wanted. Usually no other item is near.
+    They are relative to the slope of the item at the edge, at distance a from t; the others lie beyond it, in the
+    direction of the sign. The slopes are written, if wanted. Usually no other item is near.
     """
     log_decay, mills, reach, exp = far.log_decay, far.mills, far.reach, FLUSHED_EXP[np.float64]
 
@@ -87,7 +87,7 @@ def _sides_of(far: FarTail, real: Real) -> Compiled:
 
 
 def _balancer(far: FarTail | None, real: Real) -> Compiled:
-    """:func:`gap_closer` of a smooth link."""
+    """:func:`gap_closer` for a smooth link."""
     assert far is not None
     side, log_decay, width, is_exponential = _sides_of(far, real), far.log_decay, far.gap, far.is_exponential
 
@@ -114,9 +114,9 @@ def _balancer(far: FarTail | None, real: Real) -> Compiled:
 
 
 def far_shares_of(far: FarTail | None, compact: bool, real: Real) -> Compiled:
-    """``(x, anchor, offset, s, shares)``: fills in the shares of the slopes around a gap; whether it is one.
+    """``(x, anchor, offset, s, shares)``: writes the shares of the slopes around a gap; returns whether it is one.
 
-    At k = 0 and k = n the gap has one side. The t of a capped exponential is held by the nearest item above alone.
+    At k = 0 and k = n the gap has one side. The t of a capped exponential is held only by the nearest item above.
     """
     assert far is not None
     side = _sides_of(far, real)

@@ -1,7 +1,7 @@
 """The loops of the numba backend over rows, compiled for one link, one kind of map and one dtype.
 
-A loop marks the rows that it has ``left`` to the exact path: those with NaN, with numbers or a softness near the limits
-of the dtype, with what is to become an error, and those that the search of :mod:`.numba_root` does not solve.
+A loop marks the rows that it leaves to the exact path: those with NaN, with numbers or a softness near the limits of
+the dtype, with contents that will raise an error, and those that the search of :mod:`.numba_root` does not solve.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -29,7 +29,7 @@ class Loops(NamedTuple):
 
     mask: Compiled
     derivative: Compiled
-    threshold: Compiled  # the derivative of the offset; None but for masks
+    threshold: Compiled  # the derivative of the offset; None except for masks
 
 
 def loops_of(link: Link, kind: str, real: Real) -> Loops:
@@ -64,7 +64,7 @@ def _solver(module: str, variant: str, shape: Shape, grows: bool, real: Real) ->
 
 
 def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
-    """Of odd maps, the row is that of absolute values, and its values get the signs."""
+    """The loop of a map. For odd maps the row consists of absolute values, and the results get the signs."""
     absolute, grows, reals_at = kind.absolute, kind.grows, REALS_AT[real]
     ends = (real(-np.inf), real(0)) if kind.log else (real(0), real(1))
 
@@ -82,7 +82,7 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
                 row = items
             a, c, how, known = solve(row, size, s, (q, centre, spread), sample, known)
             if how == INFINITE and not absolute:
-                # By its finite items alone, so that the others change no bit of their values.
+                # From its finite items only, so that the others change no bit of the values.
                 finite, selected = gather_finite(row, items)
                 if finite > 0:
                     row, size = items[:finite], size - selected

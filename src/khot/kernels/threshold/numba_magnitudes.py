@@ -19,8 +19,8 @@ from .numba_scale import Scale
 
 OVERSHOOT = 2**-10  # relative to the step at which the last pooled entry leaves, so that it becomes an exact zero
 SHRINK_STEPS = 7
-SMALLEST = 2.0**-900  # thresholds with which no float64 underflows
-LARGEST = 2.0**40  # of larger entries powers lose digits in float32
+SMALLEST = 2.0**-900  # thresholds above which no float64 underflows
+LARGEST = 2.0**40  # entries above which powers lose digits in float32
 
 
 @inlined
@@ -32,7 +32,7 @@ def _power(x, exponent):
 
 
 def _shrinker(variant: str, real: Real) -> tuple[Compiled, Compiled, int, Compiled]:
-    """How u is found: where Newton's method starts, its step, how many it takes; and how y is made of u."""
+    """How u is computed: the start of Newton's method, its step, the number of steps; and how y follows from u."""
     one, half = real(1), real(0.5)
     if variant == "clip":
         at_once = inlined(lambda a, s, q: a / (one + s))
@@ -58,7 +58,7 @@ def _shrinker(variant: str, real: Real) -> tuple[Compiled, Compiled, int, Compil
 
 
 def _root_filler(variant: str, real: Real) -> Compiled:
-    """``(a, s, q, u)``: u of all entries a but 0, step by step, which a compiler takes several of at once."""
+    """``(a, s, q, u)``: u of all nonzero entries a, step by step, which compilers vectorise."""
     start, step, steps, _ = _shrinker(variant, real)
     zero, one = real(0), real(1)
 
@@ -105,7 +105,7 @@ def growing_scale(variant: str, name: str, real: Real) -> Scale:
 
     @per_row
     def step(signed, total, slope, excess, k, q, t, sigma):
-        """Newton's step of t^(1-p), in which the sum is nearly a power."""
+        """Newton's step for t^(1-p), in which the sum is nearly a power."""
         growth = total * (_power(-excess / total, 1 / q) - 1) if excess <= 0 else -(total + excess) / q
         if excess == 0:
             growth *= 1 + OVERSHOOT
@@ -113,7 +113,7 @@ def growing_scale(variant: str, name: str, real: Real) -> Scale:
 
     @per_row
     def split(base, t, rest, s, q):
-        """With the anchor next above t; the base is 0."""
+        """The anchor is the number next above t; the base is 0."""
         anchor = real(t)
         if np.float64(anchor) - t < rest:
             anchor = np.nextafter(anchor, infinity)
@@ -176,7 +176,7 @@ def filler(link: NumbaLink, variant: str, real: Real) -> Compiled:
 
 
 def gradient_of(link: NumbaLink, variant: str, real: Real) -> Compiled:
-    """``(a, g, anchor, offset, s, q, idle, with_k, with_scale, roots, out)``: as :func:`.numba_masks.gradient_of`."""
+    """``(a, g, anchor, offset, s, q, idle, with_k, with_scale, roots, out)``: like :func:`.numba_masks.gradient_of`."""
     terms, power, place, fill_roots = (
         link.terms,
         power_below(variant, real),
@@ -199,7 +199,7 @@ def gradient_of(link: NumbaLink, variant: str, real: Real) -> Compiled:
 
     @summed
     def pull_back(a, anchor, inverse, offset, g, u, mean, rate, s, q, out):
-        """dL/da in place of the slopes, from the roots u; the levers of entries that follow the threshold, and own."""
+        """Replaces slopes by dL/da, given the roots u; returns the levers of entries that follow t, and of others."""
         levers = own_levers = zero
         for i in range(a.shape[0]):
             z = distance(a[i], anchor, inverse, offset)

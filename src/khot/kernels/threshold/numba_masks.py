@@ -1,6 +1,6 @@
-"""Masks of one row at its threshold in numba, and their first derivatives: formulas of :mod:`khot.kernels.threshold`.
+"""Masks of one row at its threshold in numba, and their derivatives, by the formulas of :mod:`khot.kernels.threshold`.
 
-Signed masks are masks of abs(x), to which :mod:`.numba_loops` gives signs. Their threshold is idle where it is 0.
+Signed masks are masks of abs(x), to which :mod:`.numba_loops` gives signs. A threshold of 0 is idle.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,11 +16,11 @@ from .numba_counting import place_of
 from .numba_gaps import far_shares_of
 from .numba_scale import Shape
 
-CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
-DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
+CANCELLED = 2**-6  # share of a sum that must remain after cancellation in float32
+DOMINANT = 0.75  # share of the slopes above which an item's own pull may cancel the pull on it
 TINY = float(np.finfo(np.float64).tiny)
-SMALL = 0.5  # a sum k so small that no entry which is scaled to make up for rounding gets to 1
-SLIGHT = 2**-10  # relative, at most, what is made up for
+SMALL = 0.5  # a sum k so small that no entry reaches 1 when it is scaled to compensate for rounding
+SLIGHT = 2**-10  # largest relative correction
 
 
 def filler(link: NumbaLink, shape: Shape, log: bool, real: Real) -> Compiled:
@@ -41,9 +41,9 @@ def filler(link: NumbaLink, shape: Shape, log: bool, real: Real) -> Compiled:
 
 @per_row
 def _settle(y, k):
-    """Scales a mask so small that no entry can reach its cap, and far out in a tail, where all share the rounding of z.
+    """Scales a mask so small that no entry can reach its cap, far out in a tail, where all share the rounding of z.
 
-    There a change of the threshold multiplies the entries of one tail by about the same.
+    There a change of the threshold multiplies all entries by about the same factor.
     """
     rate = np.float32(k / total_of(y) - 1)
     if 0 < abs(rate) < SLIGHT:
@@ -56,7 +56,7 @@ def _settle(y, k):
 
 @summed
 def _lever(x, anchor, inverse, offset, grad):
-    """The sum of z dL/dz in float64, where no product overflows; infinite items have no slope."""
+    """The sum of z dL/dz in float64, in which no product overflows; infinite items have no slope."""
     total = 0.0
     for i in range(x.shape[0]):
         z = np.float64(distance(x[i], anchor, inverse, offset))
@@ -66,10 +66,10 @@ def _lever(x, anchor, inverse, offset, grad):
 
 @per_row
 def _finish(x, anchor, inverse, offset, top, with_scale, out):
-    """dL/ds, and dL/dx in ``out``: there is dL/dz, if dL/ds is wanted, else it is divided by s already.
+    """Returns dL/ds, and writes dL/dx to ``out``, which has dL/dz, or dL/dz divided by s if dL/ds is not wanted.
 
-    The sum of dL/dz is 0, and the entry ``top`` minus the sum of the others, if there is one that has nearly all of the
-    slopes: by itself it may be the difference of two numbers that agree in all their digits.
+    The sum of dL/dz is 0. The entry ``top``, if there is one with nearly all of the slopes, is minus the sum of the
+    others: computed directly, it may be the difference of two numbers that agree in all their digits.
     """
     if top >= 0:
         out[top] = 0
@@ -85,8 +85,8 @@ def _finish(x, anchor, inverse, offset, top, with_scale, out):
 def gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     """``(x, g, anchor, offset, s, q, idle, with_k, with_scale, buffer, out)``: dL/dk, dL/ds, whether all is done.
 
-    dL/dx is in ``out``. Where all slopes underflow it is nothing, and dL/dk is found if it is wanted. An idle threshold
-    moves with nothing.
+    dL/dx is in ``out``. If all slopes underflow, it is 0, and dL/dk is computed if it is wanted. An idle threshold does
+    not move.
     """
     slope, smallest = link.slope, float(np.finfo(real).tiny) / float(np.finfo(real).eps)
     vanishes = shape.compact and shape.reaches_zero
@@ -128,7 +128,7 @@ def gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         if not idle:
             largest = highest(out)
             top = place_of(out, largest) if largest > DOMINANT * total else -1
-            for i in range(0, n, CHUNK):  # nearly equal cotangents lose digits once
+            for i in range(0, n, CHUNK):  # again, since nearly equal cotangents lose digits in the first pass
                 left += rest(g[i : i + CHUNK], out[i : i + CHUNK], mean)
             left /= total
         factor, remainder = real(size if with_scale else size * inverse), real(left)
@@ -141,7 +141,7 @@ def gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
 
 
 def log_gradient_of(link: NumbaLink, precise: NumbaLink, real: Real) -> Compiled:
-    """:func:`gradient_of` the logarithm, from the link in this dtype and in float64."""
+    """:func:`gradient_of` for the logarithm, from the link in this dtype and in float64."""
     slope, log_derivative, fill_shares = link.slope, link.log_derivative, far_shares_of(link.far, False, real)
     tiny, smallest = float(np.finfo(real).tiny), float(np.finfo(real).tiny) / float(np.finfo(real).eps)
     single, again = real is np.float32, _exact_log_gradient(precise)
@@ -171,7 +171,7 @@ def log_gradient_of(link: NumbaLink, precise: NumbaLink, real: Real) -> Compiled
                 above += g[i] * shares[i]
             else:
                 below += direct(x[i], z, g[i], q)
-        return above + below / max(total, tiny)  # divided once: quotients overflow with either sign
+        return above + below / max(total, tiny)  # divided once, since quotients may overflow with either sign
 
     @per_row
     def gradient(x, g, anchor, offset, s, q, idle, with_k, with_scale, buffer, out):
@@ -190,7 +190,7 @@ def log_gradient_of(link: NumbaLink, precise: NumbaLink, real: Real) -> Compiled
         top, factor = place_of(out, largest) if largest > DOMINANT * total else -1, 1 if with_scale else inverse
         for i in range(n):
             out[i] = (direct(x[i], distance(x[i], a, b, c), g[i], q) - out[i] * mean) * real(factor)
-        if single and not in_gap:  # else shares know no rounding of z
+        if single and not in_gap:  # otherwise the shares have no rounding of z
             farthest = max(np.float64(highest(out)), -np.float64(lowest(out)))
             if farthest < CANCELLED * factor * (largest / total) * abs(pull):
                 of_k = again(x, g, anchor, offset, inverse, q, factor, out)
@@ -226,8 +226,9 @@ def _exact_log_gradient(link: NumbaLink) -> Compiled:
 def threshold_gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     """``(x, g, anchor, offset, s, q, out)``: dL/dk and dL/ds of the offset, dL/dx in ``out``, and whether all is done.
 
-    dL/dx_i is the share of an item's slope over s, dL/dk minus the reciprocal of their sum, and dL/ds tells the mean z.
-    The link is that of float64, in which slopes seldom underflow: rows where all do are left to the exact path.
+    dL/dx_i is the share of an item's slope divided by s, dL/dk is minus the reciprocal of their sum, and dL/ds follows
+    from the mean z. The link is that of float64, in which slopes seldom underflow; rows in which all do are left to the
+    exact path.
     """
     slope, vanishes, least = link.slope, shape.compact and shape.reaches_zero, float(np.finfo(real).tiny)
 

@@ -1,8 +1,8 @@
-"""The threshold of one row of finite items: Newton's method over the row, from a guess or inside a bracket by counting.
+"""The threshold of one row of finite items, by Newton's method from a guess, or in a bracket found by counting.
 
-The residual sum F - k is that of :mod:`khot.kernels.threshold.residual`, and so are most steps. Where the softness is
-small beside the spread of the items, or Newton's method does not get there from the guess, :mod:`.numba_counting`
-brackets the threshold, which a few steps then find.
+The residual sum F - k is that of :mod:`khot.kernels.threshold.residual`, and so are most steps. If the softness is
+small compared with the spread of the items, or Newton's method fails from the guess, :mod:`.numba_counting` brackets
+the threshold, which then takes a few steps.
 
 The same loop finds the thresholds of masks and of magnitudes. They differ in the scale sigma of z = (x - t) / sigma,
 which is s, or s t^(p-1) and grows with t: see :mod:`.numba_scale`.
@@ -25,18 +25,18 @@ from .numba_counting import SMALL, encloser, focus
 from .numba_gaps import gap_closer
 from .numba_scale import Scale, Shape
 
-# How a search ends: UNSURE where a mask may consist of zeros and ones; INFINITE, before it begins, if an item is.
+# How a search ends: UNSURE if a mask may consist of zeros and ones; INFINITE, before it begins, if an item is.
 LOST, FOUND, UNSURE, INFINITE = range(4)
 
-STEPS, NEWTON_STEPS = 30, 8  # usual are 2 to 5; from the latter on every other step cuts the bracket
-NARROWEST, WIDEST = 2.0**-50, 2.0**50  # scales with which nothing overflows but what is left to others anyway
+STEPS, NEWTON_STEPS = 30, 8  # 2 to 5 are usual; from the latter on every second step cuts the bracket
+NARROWEST, WIDEST = 2.0**-50, 2.0**50  # scales with which nothing overflows except in rows that are left anyway
 NO_QUANTILES = math.nan, math.nan, math.nan, math.nan
 SHORT = 2.0**-30  # of a step between neighbouring doubles, relative to distances from the threshold
 FAR = 8.0  # scales over which tails fall by a factor
-LAST_UNITS = 8.0  # in the last place that a sum may be off after NEWTON_STEPS
+LAST_UNITS = 8.0  # units in the last place by which a sum may be off after NEWTON_STEPS
 JUST_ABOVE = 2.0**-10  # scales by which t lies above an item that is about to reach its cap
-SLACK = 2.0**-10  # scales by which a quantile to a few digits may be off
-LEAST = 1 / 16  # of the mean of magnitudes, where a search for their threshold starts at least
+SLACK = 2.0**-10  # scales by which an approximate quantile may be off
+LEAST = 1 / 16  # of the mean of magnitudes: the smallest start of a search for their threshold
 
 
 def _tail_sums(link: NumbaLink, real: Real) -> Compiled:
@@ -79,15 +79,15 @@ def _judge(shape: Shape, grows: bool, real: Real) -> Compiled:
     @inlined
     def of_smooth(i, signed, total, slope, excess, move, t, sigma, q):
         sure, reach = excess != 0 or total >= smallest, tolerance * sigma
-        # In tails like powers, far out, a step is nothing beside the distance of the items, whose rounding it may be.
+        # In distant power-law tails a step is negligible beside the distances of the items, and may be their rounding.
         return FOUND if sure and (abs(move) <= reach or FAR * abs(move) * slope <= reach * total) else LOST
 
     @inlined
     def of_compact(i, signed, total, slope, excess, move, t, sigma, q):
         residual = signed + excess
-        # Where doubles are too far apart for a small residual, a step to between them that crosses no kink.
+        # If doubles are too far apart for a small residual, a step to between them that crosses no kink.
         between = min(RESOLUTION * abs(t), COARSEST * sigma)
-        # After a while, when the rounding of equal z may add up in sums of equal items, with less.
+        # Later, with fewer digits, because sums of equal items may accumulate the rounding of their equal z.
         units = 1 + q if i < NEWTON_STEPS else max(1 + q, LAST_UNITS)
         small = abs(residual) <= units * eps * (total + abs(excess))
         if not small and not (slope * excess < 0 and abs(move) <= min(between, SHORT * sigma * (total / slope))):
@@ -102,8 +102,9 @@ def _judge(shape: Shape, grows: bool, real: Real) -> Compiled:
 def _searcher(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     """``(x, k, s, q, base, t, low, high)``: anchor and offset of the threshold, and how the search has ended.
 
-    It is base + t, the base a number of the row's dtype near it, so that t has all digits; 0 if the scale grows. The
-    bracket may be infinite. A step that leaves it, or does not halve the one before last, gives way to a cut.
+    The threshold is base + t. The base is a number of the row's dtype near it, so that t has all digits; it is 0 if the
+    scale grows. The bracket may be infinite. A step that leaves it, or does not halve the step before last, is replaced
+    by a cut.
     """
     sums, judge, compact, grows = _tail_sums(link, real), _judge(shape, scale.grows, real), shape.compact, scale.grows
     scale_at, newton_step, split = scale.at, scale.step, scale.split
@@ -141,7 +142,7 @@ def _searcher(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compil
 
 @per_row
 def _guess(mean, variance, s, quantile, normal, centre, spread):
-    """-t is the quantile of s * (noise of law F) - x: of F's own shape if x is constant, about normal if x is wide."""
+    """-t is the quantile of s * (noise of law F) - x: F's shape if x is constant, about normal if x is wide."""
     own = spread * s * s
     share = variance / (variance + own)
     mixed = (1 - share) * (quantile - centre) / math.sqrt(spread) + share * normal
@@ -151,9 +152,9 @@ def _guess(mean, variance, s, quantile, normal, centre, spread):
 def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     """``(x, k, s, law, sample, known)``: anchor, offset, how the search ends, ``known``.
 
-    ``law`` is q, and the centre and the spread of the link. ``known`` is a share k / n, the quantiles there of the link
-    and of the normal law, and n times how many deviations neighbouring items are apart there; often those of the row
-    before.
+    ``law`` is q, and the centre and the spread of the link. ``known`` has a share k / n, the quantiles there of the
+    link and of the normal law, and n times the distance of neighbouring items there, in deviations. These are often the
+    same as for the previous row.
     """
     search, close_gap = _searcher(scale, link, shape, real), gap_closer(scale, link, shape, real)
     enclose = encloser(scale, real)
@@ -170,7 +171,7 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
 
     @per_row
     def search_from_guess(x, mean, variance, start, k, s, law, bound, known):
-        """From a start, or if that is NaN from a guess; whether that is not worth while, as LOST."""
+        """Searches from a start or, if that is NaN, from a guess; returns LOST if this does not pay."""
         (q, centre, spread), (_, quantile, normal, _) = law, known
         if math.isnan(start) and grows:
             start = threshold(max(mean - math.sqrt(variance) * normal, LEAST * mean), quantile, s, q)
@@ -182,7 +183,7 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         base, low, high = 0.0 if grows else np.float64(real(start)), -np.inf, np.inf
         if grows:
             low, high = 0.0, np.float64(highest(x))
-        elif compact:  # all items equal have F(z) = k / n, so t lies within a quantile of the extreme ones
+        elif compact:  # if all items are equal, F(z) = k / n, so t lies within a quantile of the extreme ones
             low = threshold(lowest(x) - base, bound + SLACK, s, q)
             high = threshold(highest(x) - base, bound - SLACK, s, q)
         return search(x, k, s, q, base, min(max(start - base, low), high), low, high)
@@ -209,7 +210,7 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         """The threshold of some items of a long row; NaN if there is none."""
         stride = x.shape[0] // SAMPLE_SIZE
         part = sample[: (x.shape[0] + stride - 1) // stride]
-        for i in range(part.shape[0]):  # a slice assigned to a slice would compile numba's strings, for its error
+        for i in range(part.shape[0]):  # assigning a slice to a slice would compile numba's strings, for its error
             part[i] = x[i * stride]
         mean, variance = moments(part, part[0])
         size = share * part.shape[0]
@@ -245,7 +246,7 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         if how != FOUND:
             deviation = math.sqrt(variance)
             u, step = mean, deviation * known[3] / count
-            if how == UNSURE:  # half a scale above t lies the gap, if it is one
+            if how == UNSURE:  # the gap, if there is one, is half a scale above t
                 u = anchor + (offset + 0.5) * scale_at(anchor, s, q)
             elif variance < np.inf:
                 u -= deviation * known[2]

@@ -1,6 +1,6 @@
 """How the distances z = (x - t) / sigma of items depend on the threshold t, in numba.
 
-The scale sigma is the softness s, or s t^(p-1) of magnitudes, for which see :mod:`.numba_magnitudes`.
+The scale sigma is the softness s, or s t^(p-1) for magnitudes, for which see :mod:`.numba_magnitudes`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -15,7 +15,7 @@ from ..links.base_numba import Compiled, NumbaLink
 
 
 class Shape(NamedTuple):
-    """What a loop knows of a link besides its functions."""
+    """The constants of a link that a loop needs besides its functions."""
 
     compact: bool
     reaches_zero: bool
@@ -26,10 +26,10 @@ class Scale(NamedTuple):
     """How z = (x - t) / sigma of items depends on t; functions of float64 numbers.
 
     Attributes:
-        name: What tells the compiled functions below from others.
+        name: Distinguishes the compiled functions below from others.
         at: ``(t, s, q)``: sigma.
         threshold: ``(u, z, s, q)``: the t at which the item u has this z.
-        step: ``(signed, total, slope, excess, k, q, t, sigma)``: what Newton's method adds to t.
+        step: ``(signed, total, slope, excess, k, q, t, sigma)``: the step of t by Newton's method.
         split: ``(base, t, rest, s, q)``: anchor and offset of base + t + rest.
         grows: Whether sigma grows with t.
     """
@@ -43,7 +43,7 @@ class Scale(NamedTuple):
 
 
 def fixed_scale(name: str, link: NumbaLink, real: Real) -> Scale:
-    """That of masks, sigma = s."""
+    """The scale of masks, sigma = s."""
     newton_step = link.newton_step
 
     @inlined

@@ -1,7 +1,7 @@
-"""How numbers of rows are put together: as they are, or over all processes that hold a part of a row.
+"""How numbers of rows are combined: as they are, or over all processes that hold a part of a row.
 
-The exact path sums over the items that are here, and these few reductions are all that it knows of rows cut over
-processes. Decisions that change what happens next are made from reduced numbers, which are the same on all processes.
+The exact path sums over local items, and these few reductions are its only knowledge of sharded rows. Decisions about
+the control flow depend on reduced numbers, which are the same on all processes.
 """
 
 import torch
@@ -12,12 +12,12 @@ from khot._distributed.shards import Shards
 
 
 class Whole:
-    """Rows that are here as a whole."""
+    """Rows that are whole on this process."""
 
     shards: Shards | None = None
 
     def sum(self, *numbers: Tensor) -> tuple[Tensor, ...]:
-        """Sums over all parts, of sums over the items that are here; differentiable."""
+        """Sums over all parts, from sums over the local items; differentiable."""
         return numbers
 
     def max(self, *numbers: Tensor) -> tuple[Tensor, ...]:
@@ -25,7 +25,7 @@ class Whole:
         return numbers
 
     def seen(self, *numbers: Tensor) -> tuple[Tensor, ...]:
-        """Numbers of rows as the items here see them, whose gradient is the sum over the items of all parts."""
+        """Numbers of rows as the local items use them; their gradient is the sum over the items of all parts."""
         return numbers
 
     def logsumexp(self, *items: Tensor) -> tuple[Tensor, ...]:
@@ -58,5 +58,5 @@ WHOLE = Whole()
 
 
 def reductions(shards: Shards | None) -> Whole:
-    """Those of whole rows, or of rows of which other processes hold further parts."""
+    """The reductions for whole rows, or for rows of which other processes hold further parts."""
     return WHOLE if shards is None else InParts(shards)

@@ -1,8 +1,9 @@
-r"""The maps of a threshold by bisection, in float64: the definition.
+r"""The definition of the maps of a threshold: bisection in float64.
 
 .. math:: \sum_i F(z_i) = k, \qquad z_i = (a_i - t)/\sigma(t)
 
-For scores and softness of ordinary size: t is one double here, where the exact path finds an anchor and an offset.
+It is for scores and softness of ordinary size: t is one double here, where the exact path finds an anchor and an
+offset.
 """
 
 import torch
@@ -14,7 +15,7 @@ from .kinds import KINDS, Kind, root_of, shrink
 
 HALVINGS = 200  # of a bracket, until its ends are neighbouring doubles
 FEW_HALVINGS = 48  # of at most 1600 scales and the range of a row: far below the rounding of single precision
-LONGEST_REACH = 1000.0  # of links whose tails end like exponentials
+LONGEST_REACH = 1000.0  # of links with exponential tails
 
 
 def threshold(
@@ -24,11 +25,11 @@ def threshold(
 
     Args:
         x: Scores.
-        k: Sum, float64 of the batch shape, as the scale; bound of the sum of signed masks.
-        scale: Positive softness s; sigma is s, or s t^(p-1) of magnitudes.
+        k: Sum, float64 of the batch shape, like the scale; for signed masks a bound of the sum.
+        scale: Positive softness s; sigma is s, or s t^(p-1) for magnitudes.
         link: Key of the link F.
         kind: Name of the kind of map, see :mod:`khot.kernels.threshold.kinds`.
-        softness: What errors call the scale.
+        softness: The name of the scale in errors.
         check: Whether bad contents raise a ValueError.
     """
     found, which = Link.find(link), KINDS[kind]
@@ -48,9 +49,9 @@ def threshold(
 def mask(
     x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y like x (..., n), and anchors and offsets; arguments as of :func:`threshold`.
+    """y like x (..., n), and anchors and offsets; the arguments are those of :func:`threshold`.
 
-    k and scale may be on the CPU for an x elsewhere, if they expand one number.
+    k and scale may be on the CPU for x elsewhere, if they expand one number.
     """
     k, scale = k.to(x.device), scale.to(x.device)
     at, found, which = Threshold(*threshold(x, k, scale, link, kind, softness, check)), Link.find(link), KINDS[kind]
@@ -92,7 +93,7 @@ def mask_derivative(
 def threshold_derivative(
     x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dx in x's dtype, dL/dk and dL/ds from dL/d offset of the thresholds of masks; 0 where no slope holds one."""
+    """dL/dx in x's dtype, dL/dk and dL/ds from dL/d offset of the thresholds of masks; 0 if no slope holds one."""
     found = Link.find(link)
     z = (x.double() - (anchor + offset * scale).unsqueeze(-1)) / scale.unsqueeze(-1)
     slope = found.slope(z)
@@ -103,19 +104,20 @@ def threshold_derivative(
 
 
 def portable_mask(x: Tensor, k: float | Tensor, scale: float | Tensor, link: Link, kind: Kind) -> Tensor:
-    r"""A mask or its logarithm in plain operations, as many for every input: for programs such as those of ONNX.
+    r"""A mask or its logarithm in plain operations, equally many for every input, for programs such as those of ONNX.
 
-    With :math:`u = (x - \max x)/s`, c from :math:`\sum_i F(u_i - c) = k` lies between ``min u - reach`` and ``reach``.
-    Rounding of c shows where scores next to the threshold are many scales from the largest one. Not differentiable.
+    With :math:`u = (x - \max x)/s`, the c with :math:`\sum_i F(u_i - c) = k` lies between ``min u - reach`` and
+    ``reach``. The rounding of c matters if scores next to the threshold are many scales from the largest one. Not
+    differentiable.
 
     Raises:
-        NotImplementedError: If the link has tails like powers, or the map is no mask.
+        NotImplementedError: If the link has power-law tails, or the map is not a mask.
     """
     if kind.absolute:
         raise NotImplementedError("a program for ONNX has masks of scores, but none of absolute values")
     if link.reach > LONGEST_REACH:
         raise NotImplementedError(
-            f"a program for ONNX finds thresholds in a fixed number of steps, for links with tails like exponentials, "
+            f"a program for ONNX finds thresholds in a fixed number of steps, for links with exponential tails, "
             f"but {link!r} has heavier ones"
         )
     size, softness = (v.to(x.device).unsqueeze(-1) if isinstance(v, Tensor) else v for v in (k, scale))

@@ -1,13 +1,13 @@
-r"""What a threshold is the root of, and how far away it seems to be: for rows in float64, plain torch.
+r"""The residual of a threshold, and the distance to the root that it suggests, for rows in float64, in plain torch.
 
 Let u_i be the short tail of an item: F(z_i) below the threshold, 1 - F(z_i) above, where m items lie. Then
 
     sum F - k = A - B,  A = sum of the tails below + max(m - k, 0),  B = sum of the tails above + max(k - m, 0),
 
-two sums of positive numbers, where sum F - k itself would lose every digit of a mask of zeros and ones. The search
-looks at g = log A - log B, which has the sign of sum F - k and falls with t. Newton's method on g is exact in one step
-where tails are exponential, in a gap of many scales as well as near the root. Where the tails underflow, the same sums
-are taken of their logarithms. A compact link counts as above the items at their cap, which leaves no tail there.
+two sums of positive numbers; computed directly, sum F - k would lose every digit for a mask of zeros and ones. The
+search uses g = log A - log B, which has the sign of sum F - k and falls with t. Newton's method for g is exact in one
+step if tails are exponential, in a gap of many scales as well as near the root. If the tails underflow, the same sums
+are computed from their logarithms. For a compact link, capped items count as above, which leaves no tail there.
 """
 
 from typing import NamedTuple
@@ -22,9 +22,9 @@ from ..links.base import Link
 from .kinds import Kind, root_of
 from .reductions import Whole
 
-TOLERANCE = 2.0**-27  # of the last step, in scales: Newton's method then has all digits
+TOLERANCE = 2.0**-27  # of the last step, in scales, after which Newton's method has all digits
 EPS = torch.finfo(torch.float64).eps
-UNDERFLOW = torch.finfo(torch.float64).tiny / EPS  # sums below which tails are taken by their logarithms
+UNDERFLOW = torch.finfo(torch.float64).tiny / EPS  # sums below which logarithms of tails are used
 SHORT = 2.0**-30  # of a step between neighbouring doubles, relative to distances from the threshold
 FARTHEST = 1e306  # in scales, as good as infinite
 
@@ -32,7 +32,7 @@ FARTHEST = 1e306  # in scales, as good as infinite
 class Rows(NamedTuple):
     """Rows to solve: items x (rows, n) in float64, k and softness (rows,).
 
-    Where other processes hold further items of the rows, what is found of a row is reduced over all of them.
+    If other processes hold further items of the rows, results for a row are reduced over all of them.
     """
 
     x: Tensor
@@ -46,7 +46,7 @@ class Rows(NamedTuple):
         return self._replace(x=self.x[which], k=self.k[which], softness=self.softness[which])
 
     def distances(self, at: Threshold) -> Tensor:
-        """z; numbers are of such a size that no difference overflows."""
+        """z, for numbers of such a size that no difference overflows."""
         if self.kind.grows:
             return self.kind.distances(self.x, at, self.softness, self.link)
         return (self.x - at.anchor.unsqueeze(-1)) / self.softness.unsqueeze(-1) - at.offset.unsqueeze(-1)
@@ -55,7 +55,7 @@ class Rows(NamedTuple):
         return self.kind.scale(t, self.softness, self.link)
 
     def moved(self, t: Tensor, step: Tensor) -> Tensor:
-        """A step in scales, at a threshold t, as one of t; the scale itself may overflow."""
+        """A step in scales, at a threshold t, as a step of t; the scale itself may overflow."""
         return step * self.softness * root_of(t, self.link.q) if self.kind.grows else step * self.softness
 
     def neighbours(self, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,13 +87,13 @@ def evaluate(rows: Rows, at: Threshold) -> Evaluation:
 
 
 def _tails(rows: Rows, at: Threshold) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the items the short tails, the slopes, and 1 for those above."""
+    """The short tails of the items, the slopes, and 1 for the items above."""
     z, link = rows.distances(at), rows.link
     if link.compact:
         tail, slope = link.value(z), link.slope(z)
     else:
         tail, slope = link.tail_and_slope(z)
-    if rows.kind.grows:  # as t rises, the scale does, too
+    if rows.kind.grows:  # as t rises, so does the scale
         t = rows.kind.threshold(at, rows.softness, link)
         slope = slope * (1 + z.clamp(0, 1) * (rows.softness * t ** (1 / link.q - 1) / link.q).unsqueeze(-1))
     return tail, slope, (tail >= 1 if link.compact else z > 0).double()
@@ -113,7 +113,7 @@ def _by_logarithms(rows: Rows, at: Threshold, excess: Tensor) -> tuple[Tensor, T
     falls, rises = rows.over.sum(*(weighted.masked_fill(side, 0.0).sum(-1) for side in (above, ~above)))
     falls, rises = (below - a).nan_to_num(0.0).exp() * falls, (beyond - b).nan_to_num(0.0).exp() * rises
     g, blind = (a - b).nan_to_num(0.0, torch.inf, -torch.inf), (a == -torch.inf) & (b == -torch.inf)
-    if bool(blind.any()):  # in a gap so wide that not even logarithms tell, the middle is the root
+    if bool(blind.any()):  # in a gap so wide that even logarithms are useless, the middle is the root
         left, right, _ = rows.neighbours(above)
         away = ((left - at.anchor) + (right - at.anchor)) / rows.softness - 2 * at.offset
         g = torch.where(blind, away.clamp(-FARTHEST, FARTHEST), g)
@@ -122,11 +122,11 @@ def _by_logarithms(rows: Rows, at: Threshold, excess: Tensor) -> tuple[Tensor, T
 
 
 def _compact_step(rows: Rows, at: Threshold, excess: Tensor, below: Tensor, falls: Tensor) -> Evaluation:
-    """For a link whose kinks make the residual the measure, not the step; ``below`` is the sum P of the uncapped.
+    """For a link whose kinks make the residual the criterion, not the step; ``below`` is the sum P of uncapped items.
 
-    P is about a power of the distance to t, or an exponential of it: Newton's method on P^(1/order) = (k - capped)^(1 /
-    order), or on log P. If more items are capped than k, it is Newton's method on the residual, or a step by which all
-    entries together fall; and without any slope a step as if one item had some.
+    P is about a power of the distance to t, or an exponential of it: Newton's method for P^(1/order) = (k - capped)^(1
+    / order), or for log P. If more items are capped than k, it is Newton's method for the residual, or a step by which
+    all entries together fall. Without any slope it is a step as if one item had some.
     """
     link, residual = rows.link, below + excess
     if link.reaches_zero:
@@ -138,11 +138,11 @@ def _compact_step(rows: Rows, at: Threshold, excess: Tensor, below: Tensor, fall
         step = torch.where(lost, _log_of_uncapped(rows, at) - (-excess).log(), step) if bool(lost.any()) else step
     size = below + excess.abs()
     found = residual.abs() <= (1 + link.condition) * EPS * size
-    # Where the doubles are too far apart for that, a step to between them that crosses no kink and is so short, beside
-    # the distances of the items that make up the sum, that what it leaves shows in no sum.
+    # If the doubles are too far apart for that: a step to between them that crosses no kink and is so short, compared
+    # with the distances of the items in the sum, that the remainder is invisible in any sum.
     apart = (RESOLUTION * at.anchor.abs() / rows.scale(at.anchor)).clamp(max=COARSEST)
     found |= (excess < 0) & (falls > 0) & (step.abs() <= torch.minimum(apart, SHORT * below / falls))
-    return step.masked_fill(found & (excess >= 0), 0.0), residual, found  # what is left may be a step across a kink
+    return step.masked_fill(found & (excess >= 0), 0.0), residual, found  # the remainder may be a step across a kink
 
 
 def _log_of_uncapped(rows: Rows, at: Threshold) -> Tensor:

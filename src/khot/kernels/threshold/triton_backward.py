@@ -1,15 +1,15 @@
-"""The derivative of the relaxed top-k masks in Triton; the formulas stand in :mod:`khot.kernels.threshold`.
+"""The derivative of the relaxed top-k masks in Triton; :mod:`khot.kernels.threshold` has the formulas.
 
-Two passes over x and the cotangent g. With slopes w_i = F'(z_i), W = sum w, D = sum d, and a cotangent a of the row,
+There are two passes over x and the cotangent g. With slopes w_i = F'(z_i), W = sum w, D = sum d, and a cotangent a:
 
     mask        d_i = (g_i - a) w_i,    dL/dx_i = (w_i / s) (g_i - a - D / W),   dL/dk = a + D / W
     logarithm   d_i = g_i w_i / F(z_i), dL/dx_i = (d_i - w_i D / W) / s,         dL/dk = D / W
 
-and dL/ds = -sum_i z_i dL/dx_i, which is found only if somebody asks for it. Differences to a leave nearly equal
-cotangents their digits. Rows that are split take a launch for each of the two passes.
+and dL/ds = -sum_i z_i dL/dx_i, which is computed only on request. Subtracting a preserves the digits of nearly equal
+cotangents. Split rows take a launch for each of the two passes.
 
-A row whose slopes all underflow, or whose sums overflow, is flagged, and a second launch of the same kernel treats it
-in float64. Where the slopes underflow there, too, t lies in a gap that takes digits of x from z, and shares of slopes
+A row whose slopes all underflow, or whose sums overflow, is flagged, and a second launch of the same kernel processes
+it in float64. If the slopes underflow there, too, t lies in a gap in which z has lost digits of x, and shares of slopes
 come from :mod:`khot.kernels.threshold.triton_gaps`.
 """
 
@@ -47,14 +47,14 @@ from .triton_rows import (
     tile_of,
 )
 
-SUMS = tl.constexpr(8)  # room for the sums of a chunk
+SUMS = tl.constexpr(8)  # numbers stored for the sums of a chunk
 FAR = tl.constexpr(2.0**-100)  # a sum of slopes in float64 below which z has lost digits
 SHRUNK, GROWN = tl.constexpr(2.0**-32), tl.constexpr(2.0**32)
 
 
 @triton.jit
 def _terms(x, g, anchor, off, inverse, q, LINK: tl.constexpr, LOG: tl.constexpr):
-    """z in the link's unit, F', and g times the derivative of the result, of a tile."""
+    """z in the link's unit, F', and g times the derivative of the result, for a tile."""
     z = distances(x, anchor, off, inverse)
     tail, w = tails_and_slopes(z, q, LINK)
     if LOG:
@@ -66,7 +66,7 @@ def _terms(x, g, anchor, off, inverse, q, LINK: tl.constexpr, LOG: tl.constexpr)
 
 @triton.jit
 def _sums(x_rows, g_rows, n, anchor, off, inverse, a, q, LINK: tl.constexpr, LOG: tl.constexpr, TILE: tl.constexpr):
-    """W and D of n entries of each row, and, of flagged rows, D of those below t alone."""
+    """W and D of n entries of each row and, for flagged rows, D of those below t only."""
     weight, direct, below = partial_sums(TILE), partial_sums(TILE), partial_sums(TILE)
     for start in range(0, n, TILE.size):
         x, g = scores(x_rows, start, n, TILE), load(g_rows, start, n, over(a), TILE)
@@ -84,7 +84,7 @@ def _sums(x_rows, g_rows, n, anchor, off, inverse, a, q, LINK: tl.constexpr, LOG
 
 @triton.jit
 def _gap(x_rows, g_rows, n, anchor, off, scale, LINK: tl.constexpr, TILE: tl.constexpr):
-    """The gap that t lies in, as of :func:`relative_slopes`, factors of the slopes, and sums of share * g."""
+    """The gap that contains t, as for :func:`relative_slopes`, factors of the slopes, and sums of share * g."""
     inverse, cut = reciprocal(scale), LINK.cap * LINK.unit if LINK.compact else 0.0
     left, right, _ = neighbours(x_rows, n, anchor, off, inverse * LINK.unit, cut, TILE)
     place = off * (1.0 / LINK.unit)
@@ -127,7 +127,7 @@ def _write(
 
 @triton.jit
 def _is_solved(weight, mean, lever, scale, LINK: tl.constexpr, TILE: tl.constexpr):
-    """Whether nothing overflows, and slopes have not underflowed; those of a compact link may all be 0."""
+    """Whether nothing overflows, and slopes have not underflowed; for a compact link all may be 0."""
     finite = (tl.abs(mean) < float("inf")) & (tl.abs(lever) < float("inf")) & (scale <= TILE.largest_scale)
     if LINK.compact and LINK.reaches_zero:
         return finite
@@ -140,7 +140,7 @@ def _mask_bwd(
     x_ptr, g_ptr, out_ptr, at, scale_ptr, scale_number: tl.float64, stride_scale, stride_x, stride_g, rows, n,
     q_number: tl.float64, LINK: tl.constexpr, KIND: tl.constexpr, WITH_SCALE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The rows of a program; of split rows the sums of a chunk, or its dL/dx from all sums, by ``TILE.stage``."""
+    """The rows of a program; for split rows the sums of a chunk, or its dL/dx from all sums, by ``TILE.stage``."""
     FLAGGED: tl.constexpr = TILE.stage == "flagged"
     HAS_GAPS: tl.constexpr = FLAGGED and not (LINK.heavy or (LINK.compact and LINK.reaches_zero))
     LOG: tl.constexpr = KIND == "log_mask"
@@ -178,11 +178,11 @@ def _mask_bwd(
         lever, left, reach = _write(
             x_rows, g_rows, out_rows, length, anchor, off, inverse, unit, a, mean, q, gap, LINK, LOG, WITH_SCALE, TILE
         )
-        left = quotient(left, held)  # what rounding of the mean leaves of a zero
+        left = quotient(left, held)  # the remainder that rounding of the mean leaves of a zero
         if TILE.stage == "end":
             _store_levers(here + 2, lever * unit, left * unit, reach)
             lever = 0.0 * lever
-        elif FLAGGED:  # neither z nor the scale let a product overflow on the way
+        elif FLAGGED:  # arranged so that neither z nor the scale makes a product overflow
             root = tl.sqrt(scale * (1.0 / TILE.factor))
             tl.store(at[3] + row, lever / root * GROWN / root)
         else:
@@ -205,7 +205,7 @@ def launch_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dL/dx like x, dL/dk and dL/dscale in float64 of the batch shape, from dL/dy (or dL/d log y) = ``grad``.
 
-    dL/dscale is not asked for without ``with_scale``, and no more than a number then.
+    Without ``with_scale``, dL/dscale is not computed, and is an arbitrary number.
     """
     items, g = rows_of(x), rows_of(grad)
     rows, n = items.shape

@@ -1,13 +1,13 @@
-"""The search for the rows that the fast path has flagged, in float64, as functions of Triton kernels.
+"""The search for rows that the fast path has flagged, in float64, as functions of Triton kernels.
 
 Let u_i be the short tail of item i, F below t and 1 - F above it, and m the number of items above. Then
 sum y - k = A - B with A = sum of the tails below + max(m - k, 0) and B = sum of the tails above + max(k - m, 0), both
-sums of positive numbers whose logarithms never underflow. g = log A - log B falls in t from inf to -inf, and is close
-to linear where tails are exponential, in wide gaps as well as near the root. A bracket that each evaluation narrows, a
-secant step in g, bisection where that does not do: first in t, and then in the offset from the item next to t, so that
-z keeps all its digits however large |x| / s is. A compact link has no tails above its cap.
+sums of positive numbers whose logarithms never underflow. g = log A - log B falls in t from inf to -inf, and is almost
+linear if tails are exponential, in wide gaps as well as near the root. The search has a bracket that each evaluation
+narrows, a secant step in g, and bisection if that fails. It runs first in t, and then in the offset from the item next
+to t, so that z keeps all its digits however large |x| / s is. A compact link has no tails above its cap.
 
-Here contents are checked, too: the fast path solves no row that is not in order.
+Contents are checked here, too: the fast path does not solve rows with invalid contents.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -22,9 +22,9 @@ from .triton_rows import any_row, distances, partial_sums, scores
 from .triton_search import SPECIAL
 
 MAX_STEPS = tl.constexpr(400)
-FOUND = tl.constexpr(1e-15)  # a g that is nothing but rounding
+FOUND = tl.constexpr(1e-15)  # a g that is only rounding
 RELATIVE, SLACK = tl.constexpr(2.0**-50), tl.constexpr(2.0**-40)
-LEAST_SHARE = tl.constexpr(1e-300)  # k / n, below which quantiles tell no more than from there
+LEAST_SHARE = tl.constexpr(1e-300)  # k / n below which quantiles do not change
 HALF_EPS = tl.constexpr(2.0**-53)
 
 
@@ -35,7 +35,7 @@ def _ends_of(a0, a1, b0, b1):
 
 @triton.jit
 def _span(x_rows, n, TILE: tl.constexpr):
-    """Number of the finite entries and of +inf, whether there is a NaN, smallest and largest finite entry."""
+    """Numbers of finite and of +inf entries, whether there is a NaN, smallest and largest finite entry."""
     lowest = partial_sums(TILE) + float("inf")
     highest, count = -lowest, partial_sums(TILE).to(tl.int32)
     selected, wrong = count, count
@@ -61,7 +61,7 @@ def _log_add(a, b):
 
 @triton.jit
 def _log_sum(log_sum, logs):
-    """log of a sum and of what a tile adds to it."""
+    """log of a sum, with the entries of a tile added to it."""
     larger = tl.maximum(tl.max(tl.max(logs, 2), 0), log_sum)
     base = tl.where(larger > -float("inf"), larger, 0.0)
     return base + tl.log(tl.exp(log_sum - base) + tl.sum(tl.sum(tl.exp(logs - base[None, :, None]), 0), 1))
@@ -69,7 +69,7 @@ def _log_sum(log_sum, logs):
 
 @triton.jit
 def _log_balance(x_rows, n, anchor, off, inverse, whole, rest, q, LINK: tl.constexpr, TILE: tl.constexpr):
-    """g = log A - log B at a threshold; 0 where both are nothing, as in all of a gap of a compact link."""
+    """g = log A - log B at a threshold; 0 if both vanish, as everywhere in a gap of a compact link."""
     below, above, count = 0.0 * inverse - float("inf"), 0.0 * inverse - float("inf"), 0 * whole
     for start in range(0, n, TILE.size):
         z = distances(scores(x_rows, start, n, TILE), anchor, off, inverse)
@@ -118,7 +118,7 @@ def _nearest_item(x_rows, n, t, TILE: tl.constexpr):
 
 @triton.jit
 def _offset_of(end, anchor, side, inverse):
-    """An end of a bracket in t as one in offsets, with room for rounding; nobody has looked beyond the doubles."""
+    """An end of a bracket in t as an offset, with a margin for rounding; the largest doubles stay farthest."""
     off = tl.minimum(tl.maximum((end - anchor) * inverse, -FARTHEST_64), FARTHEST_64)
     off = tl.where(side * end >= 0.5 * LARGEST_64, side * FARTHEST_64, off)
     return off + side * (1.0 + tl.abs(off)) * SLACK
@@ -161,7 +161,7 @@ def _search(x_rows, n, low, high, inverse, whole, rest, q, LINK: tl.constexpr, T
 
 @triton.jit
 def solve(x_rows, n, k, scale, q, LINK: tl.constexpr, TILE: tl.constexpr):
-    """Anchor, offset in the link's unit, and whether contents are in order; NaN if they are not."""
+    """Anchor, offset in the link's unit, and whether contents are valid; NaN if they are not."""
     count, selected, wrong, lowest, highest = _span(x_rows, n, TILE)
     whole, number = (k + 0.5).to(tl.int32), tl.maximum(count, 1).to(tl.float64)
     p, complement = (k - selected.to(tl.float64)) / number, ((count + selected).to(tl.float64) - k) / number

@@ -1,17 +1,17 @@
 """Relaxed top-k masks in Triton: the threshold of a row and y = F((x - t) / scale) in one kernel.
 
 A row that the search does not solve is flagged, and a second launch of the same kernel solves it by other means, see
-:mod:`khot.kernels.threshold.triton_flagged`. It follows every call, and its programs end at once where no flag is set:
-nobody waits for the device to tell which rows are flagged. The second launch also notes rows whose contents are not in
-order, which the first one never solves.
+:mod:`khot.kernels.threshold.triton_flagged`. It follows every call, and its programs end at once if no flag is set, so
+that the host does not have to wait for the flags. The second launch also records rows with invalid contents, which the
+first one never solves.
 
-Few rows of many entries are split over all multiprocessors: the start is the root of a sample, each step is a launch
-whose programs add up the partial sums of the one before, and which ends at once when the row is done. The last launch
+A few long rows are split over all multiprocessors. The start is the root of a sample. Each step is a launch whose
+programs add up the partial sums of the previous step, and which ends at once when the row is done. The last launch
 writes the values.
 
 Layout: x, y (rows, n), unit last stride; k, scale, anchor, offset (rows,) in float64, where k and scale may be one
-number for all rows. Arithmetic in float32, in float64 for float64 scores and links that are too steep for float32.
-Saved for the derivative: all but k and y.
+number for all rows. Arithmetic is in float32, or in float64 for float64 scores and links that are too steep for
+float32. Everything except k and y is saved for the derivative.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -50,11 +50,11 @@ from .triton_rows import (
 )
 from .triton_search import DONE, GOING, LOST, SPECIAL, advance, first_guess, moments, row_sums, search
 
-SMALL_K = tl.constexpr(0.5)  # a sum so small that no entry which is scaled to make up for rounding gets to 1
-SLIGHT_RATE = tl.constexpr(2.0**-10)  # relative, at most, what is made up for
-SAMPLE = 2**14  # entries of a split row that are looked at first
+SMALL_K = tl.constexpr(0.5)  # a sum so small that no entry reaches 1 when it is scaled to compensate for rounding
+SLIGHT_RATE = tl.constexpr(2.0**-10)  # largest relative correction
+SAMPLE = 2**14  # entries of the sample of a split row
 STEPS = tl.constexpr(6)
-STATE, SUMS = tl.constexpr(8), tl.constexpr(4)  # room for the numbers of a split row, and for the sums of a chunk
+STATE, SUMS = tl.constexpr(8), tl.constexpr(4)  # numbers stored for a split row, and for the sums of a chunk
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def _row_numbers(row, sizes, k_number, scale_number, stride_k, stride_scale, q_n
 
 @triton.jit
 def _growth(k, total):
-    """What the entries of a mask with a small k, far out in a tail, are to grow by to sum to k."""
+    """The factor by which the entries of a mask with a small k, far out in a tail, must grow to sum to k."""
     grown = quotient(k, total)
     return tl.where((k < SMALL_K) & (tl.abs(grown - 1.0) < SLIGHT_RATE), grown, 1.0)
 
@@ -88,7 +88,7 @@ def _mask_fwd(
     x_ptr, y_ptr, at, sizes, k_number: tl.float64, scale_number: tl.float64, stride_k, stride_scale, stride_x, rows, n,
     q_number: tl.float64, law, LINK: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Threshold and values of the rows, or of a chunk of a split row; flags those that the search does not solve."""
+    """Threshold and values of the rows, or of a chunk of a split row; flags rows that the search does not solve."""
     row = program_rows(rows, TILE)
     anchor_ptr, offset_ptr, flag_ptr, state_ptr, sums_ptr = at
     if (TILE.stage == "flagged") and any_row(tl.load(flag_ptr + row) == 0):
@@ -131,7 +131,7 @@ def _mask_fwd(
 
 @triton.jit
 def _store_flags(flag_ptr, row, rows, state):
-    """A flag of each row that is not solved, and none for contents, so far."""
+    """Sets a flag for each row that is not solved, and clears those for contents."""
     tl.store(flag_ptr + row, (state != DONE).to(tl.int32))
     if tl.program_id(0) == 0:
         tl.store(flag_ptr + rows, 0)
@@ -171,7 +171,7 @@ def _split_start(
         origin, count, total, squares, whole, rest, scale, q, law, LINK, TILE
     )
     anchor, off, _ = search(x_rows, length, guess, low, high, density, sound, whole, rest, scale, q, LINK, TILE)
-    # Moments of a sample give no bracket of the row, but one that is finite does as long as steps are good.
+    # Moments of a sample give no bracket of the row, but a finite one is enough as long as steps are good.
     reach = (high - low) * LINK.unit * growth
     state = tl.where(sound & (tl.abs(anchor) < float("inf")), GOING, LOST)
     numbers = anchor, off, off - reach, off + reach, 2.0 * reach, density * growth, state.to(anchor.dtype)
@@ -207,7 +207,7 @@ def _split_step(
     x_ptr, at, sizes, k_number: tl.float64, scale_number: tl.float64, stride_k, stride_scale, stride_x, n,
     q_number: tl.float64, step, LINK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The sums of this program's chunk at the threshold after ``step`` steps, of which the numbers are kept."""
+    """The sums of this program's chunk at the threshold after ``step`` steps, whose numbers are stored."""
     part, row = tl.program_id(0), program_rows(tl.num_programs(1), TILE)
     whole, rest, scale, q = _row_numbers(
         row, sizes, k_number, scale_number, stride_k, stride_scale, q_number, TILE
@@ -223,7 +223,7 @@ def _split_step(
         if part == 0:
             numbers = anchor, off, low, high, older, density, state.to(anchor.dtype)
             _store_numbers(at[3] + here * STATE, numbers)
-    # A small k is compared with what its mask sums up to, also where that is done.
+    # A small k is compared with the sum of its mask, even if the row is done.
     if any_row((state == GOING) | ((state == DONE) & (whole + rest < SMALL_K))):
         begin, length = chunk_of(n, TILE)
         x_rows = starts(x_ptr, row, stride_x, TILE) + begin
@@ -236,10 +236,10 @@ def _split_step(
 def launch_forward(
     x: Tensor, k: Tensor, scale: Tensor, link: Link, kind: str = "mask"
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """y (or log y; None of kind "threshold"), anchors, offsets, and flags.
+    """y (or log y; None for the kind "threshold"), anchors, offsets, and flags.
 
-    x is (..., n), k and scale (...). There is a flag for each row that the fast path has left to the other, and at the
-    end one for contents that are not in order.
+    x is (..., n), k and scale (...). There is a flag for each row that the fast path has left to the other one, and at
+    the end one for invalid contents.
     """
     items = rows_of(x)
     rows, n = items.shape
@@ -297,7 +297,7 @@ def _checked(
     x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     y, anchor, offset, flags = launch_forward(x, k, scale, Link.find(link), kind)
-    captured = x.is_cuda and torch.cuda.is_current_stream_capturing()  # a graph cannot look
+    captured = x.is_cuda and torch.cuda.is_current_stream_capturing()  # a graph cannot read contents
     if check and not captured and bool(flags[-1]):
         check_rows(x, k, scale, softness)
     return y, anchor, offset

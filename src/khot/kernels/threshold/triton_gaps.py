@@ -1,9 +1,9 @@
-"""Gaps in Triton: where a threshold lies between two items that leave it free, or whose tails all underflow.
+"""Gaps in Triton: where a threshold lies between two items that do not determine it, or whose tails all underflow.
 
-Tails and slopes on either side are seen relative to the slope of the nearest item there, from differences of scores:
-z has lost their digits. The sums of the tails on both sides are equal, which gives the place of the threshold, and how
-the slopes on one side weigh against those on the other. A link that has no tails above its cap has the threshold just
-above the items that reach the cap; one without any tails has it anywhere between these and the others.
+Tails and slopes on either side are computed relative to the slope of the nearest item there, from differences of
+scores, because z has lost their digits. The sums of the tails on both sides are equal. This gives the position of the
+threshold, and the relative weights of the slopes on the two sides. A link without tails above its cap has the threshold
+just above the items that reach the cap; one without any tails has it anywhere between these and the others.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -39,7 +39,7 @@ def neighbours(x_rows, n, anchor, off, inverse, cut, TILE: tl.constexpr):
 
 @triton.jit
 def relative_slopes(x, left, right, first, last, inverse, LINK: tl.constexpr):
-    """Slopes and tails of a tile, relative to the slope of the edge of the gap on the same side, and who is above.
+    """Slopes and tails of a tile, relative to the slope of the edge of the gap on the same side, and which are above.
 
     The edges are ``left`` and ``right``, with the distances ``last`` and ``first`` from t.
     """
@@ -47,7 +47,7 @@ def relative_slopes(x, left, right, first, last, inverse, LINK: tl.constexpr):
     beyond = tl.where(finite, tl.where(above, x - over(right), over(left) - x) * over(inverse), float("inf"))
     edge = tl.where(above, over(first), over(last))
     slope = tl.exp(LINK.log_decay(edge, beyond, LINK))
-    if LINK.compact:  # of capped entries only those next to the cap reach it when t rises
+    if LINK.compact:  # among capped entries, only those next to the cap reach it when t rises
         slope = tl.where(above, tl.where(beyond > 0, 0.0, 1.0), slope)
         tail = slope
     else:
@@ -59,7 +59,7 @@ def relative_slopes(x, left, right, first, last, inverse, LINK: tl.constexpr):
 def _sides(
     x_rows, g_rows, n, left, right, first, last, inverse, LINK: tl.constexpr, WITH_G: tl.constexpr, TILE: tl.constexpr
 ):
-    """Sums over the entries above the gap of relative slopes, tails and slopes times g, and those below it."""
+    """Sums over the entries above the gap of relative slopes, tails and slopes times g, and over those below it."""
     slope_above, tail_above, pull_above = partial_sums(TILE), partial_sums(TILE), partial_sums(TILE)
     slope_below, tail_below, pull_below = slope_above, tail_above, pull_above
     for start in range(0, n, TILE.size):
@@ -79,14 +79,14 @@ def _sides(
 
 @triton.jit
 def settle(x_rows, n, anchor, off, state, whole, scale, LINK: tl.constexpr, TILE: tl.constexpr):
-    """Anchor, offset and state, after what ``SPECIAL`` rows need: their threshold lies between two neighbours."""
+    """Anchor, offset and state, after the treatment of ``SPECIAL`` rows, whose threshold is between two neighbours."""
     special, inverse = state == SPECIAL, reciprocal(scale)
     if LINK.compact:
         cut = 0.5 * LINK.cap * LINK.unit
     else:
         cut = 0.0
     left, right, count = neighbours(x_rows, n, anchor, off, inverse * LINK.unit, cut, TILE)
-    if LINK.compact and LINK.reaches_zero:  # zeros and ones leave t free: it is put away from either end
+    if LINK.compact and LINK.reaches_zero:  # zeros and ones do not determine t: it is moved away from both ends
         room = (right - left) * inverse - LINK.cap
         special = special & (count == whole) & (room >= 0)
         new, place = left, tl.minimum(0.5 * room, 1.0)
@@ -106,7 +106,7 @@ def settle(x_rows, n, anchor, off, state, whole, scale, LINK: tl.constexpr, TILE
 def _balance(x_rows, n, anchor, left, right, special, inverse, LINK: tl.constexpr, TILE: tl.constexpr):
     """Where between two neighbours the tails below and above are equal, in scales from the anchor.
 
-    Newton's method on the logarithm of their ratio.
+    Found by Newton's method for the logarithm of their ratio.
     """
     first_end, last_end = (right - anchor) * inverse, (left - anchor) * inverse
     off, steps, going = 0.5 * (first_end + last_end), 0, special
@@ -123,9 +123,9 @@ def _balance(x_rows, n, anchor, left, right, special, inverse, LINK: tl.constexp
 
 @triton.jit
 def weigh_sides(x_rows, g_rows, n, left, right, first, last, inverse, LINK: tl.constexpr, TILE: tl.constexpr):
-    """What relative slopes above and below are multiplied by to be shares, and the sums of shares times g."""
+    """The factors that turn relative slopes above and below into shares, and the sums of shares times g."""
     above, below = _sides(x_rows, g_rows, n, left, right, first, last, inverse, LINK, True, TILE)
-    # The tails on both sides have the same sum; those of a side without entries are nothing.
+    # The tails on both sides have the same sum; a side without entries contributes nothing.
     of_above = tl.where(above[1] > 0, 1.0 / above[1], 0.0)
     of_below = tl.where(below[1] > 0, 1.0 / below[1], 0.0)
     if LINK.compact:  # t is next to the cap of the nearest entry above; without entries below nothing holds it

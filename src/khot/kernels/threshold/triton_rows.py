@@ -1,20 +1,20 @@
-"""How the Triton kernels of :mod:`khot.kernels.threshold` go through rows of scores.
+"""How the Triton kernels of :mod:`khot.kernels.threshold` process rows of scores.
 
 A program takes ``TILE.rows`` rows and reads them again in every pass, ``TILE.size`` columns at a time. Rows of up to
 some 10^4 entries stay in the first-level cache, so nothing has to be held in registers. There are few kinds of tiles,
-and Triton specialises none of a kernel's integers, so that few kernels are compiled:
+and Triton specialises none of a kernel's integers, so few kernels are compiled:
 
-    short rows  4 rows in a warp, 8 threads a row: scalars of a row cost a quarter of an instruction
+    short rows  4 rows in a warp, 8 threads per row: scalars of a row cost a quarter of an instruction
     rows        a row in a warp, which needs no barrier
     long rows   a row in 2 warps; aligned ones are read 16 bytes at a time
     split rows  several programs of 8 warps for a row, each with a chunk of its columns
     flagged     a row in 4 warps, in float64
 
-A tile is ``(unroll, rows, width)``: a thread has all ``unroll`` entries of a column and reduces them by itself, and
-only the ``width`` that is left at the end of a pass goes from thread to thread.
+A tile is ``(unroll, rows, width)``. A thread has all ``unroll`` entries of a column and reduces them by itself; only
+the remaining ``width`` at the end of a pass is reduced across threads.
 
 Numbers of a row are tensors ``(rows,)`` in the dtype of the arithmetic. Distances from the threshold are
-z = (x - anchor) / scale - offset, in the link's unit; lanes beyond a row hold -inf.
+z = (x - anchor) / scale - offset, in the link's unit; lanes beyond a row have -inf.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -32,25 +32,26 @@ from ..gpu.tools import add2, row_numbers
 
 SHORT, IN_A_WARP = 256, 1024  # entries of the longest rows of which several share a warp, and of those in one warp
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
-REGISTERS = 128  # of a thread, at most; the assembler by itself would rather spill some of a hundred
-PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
+REGISTERS = 128  # of a thread, at most; the assembler on its own would spill some at about a hundred
+PROGRAMS = 264  # number of programs that a split aims at: two for each multiprocessor of a large device
 PARTS = tl.constexpr(triton.next_power_of_2(PROGRAMS))
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program holds of its rows at a time, and with what numbers it computes.
+    """The part of its rows that a program holds at a time, and its arithmetic.
 
     Attributes:
         rows: Rows of a program.
         unroll: Entries of a row that a thread has, or groups of ``width / threads``.
         width: Columns between two of them.
         warps: Warps of a program.
-        single: Whether scores have float32 for computing dtype, which anchors are numbers of. The arithmetic may be
-            that of float64 all the same.
-        double: Whether it is.
+        single: Whether the computing dtype of the scores is float32, of which anchors are numbers. The arithmetic may
+            still be in float64.
+        double: Whether the arithmetic is in float64.
         aligned: Whether rows start at multiples of 16 bytes and have a multiple of 4 entries.
-        stage: What a kernel does: all for whole "rows", or for those that are "flagged"; of split rows the "start", a
+        stage: The task of a kernel: all for whole "rows", or for those that are "flagged"; for split rows the "start",
+            a
             "step" or the "end".
     """
 
@@ -65,7 +66,7 @@ class Tile:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of a launch."""
+        """The options of a launch."""
         bounded = compiles_for_cuda() and (self.stage == "flagged" or not self.double)
         registers = {"maxnreg": REGISTERS} if bounded else {}
         return {"TILE": self, "num_warps": self.warps, **registers}
@@ -80,12 +81,12 @@ class Tile:
 
     @property
     def size(self) -> int:
-        """Columns."""
+        """The number of columns."""
         return self.unroll * self.width
 
     @property
     def factor(self) -> float:
-        """What scores and scales are multiplied by: differences of halves do not overflow."""
+        """The factor of scores and scales: differences of halves do not overflow."""
         return 0.5 if self.stage == "flagged" else 1.0
 
     @property
@@ -98,7 +99,7 @@ class Tile:
 
     @property
     def underflow(self) -> float:
-        """A sum of tails or slopes of which some have lost digits."""
+        """A sum of tails or slopes below which some have lost digits."""
         return self.tiny / self.eps
 
     @property
@@ -108,7 +109,7 @@ class Tile:
 
     @property
     def largest_scale(self) -> float:
-        """A scale above which differences of scores overflow that are not many scales."""
+        """A scale above which differences of scores may overflow without being many scales."""
         return 2.0**500 if self.double else 2.0**64
 
     @property
@@ -118,13 +119,13 @@ class Tile:
         return limits.tiny, limits.max
 
     def splits(self, rows: int, n: int) -> int:
-        """Programs for each of few rows, with a whole number of tiles each."""
+        """The number of programs for each of a few rows, with a whole number of tiles each."""
         programs = max(1, min(PROGRAMS // rows, -(-n // self.size)))
         return -(-n // (-(-n // (programs * self.size)) * self.size))
 
 
 def is_split(rows: int, n: int) -> bool:
-    """Whether so few rows are so long that several programs take one."""
+    """Whether the rows are so few and so long that several programs take one."""
     return n > SPLIT_ABOVE and rows <= PROGRAMS // 2
 
 
@@ -150,7 +151,7 @@ def flagged_tile(x: Tensor) -> Tile:
 
 @triton.jit
 def program_rows(rows, TILE: tl.constexpr):
-    """The rows of this program, (rows,); beyond the last one the last again, of which all write the same."""
+    """The rows of this program, (rows,); beyond the last row this row is repeated, with the same result."""
     ROWS: tl.constexpr = TILE.rows
     if (TILE.stage == "step") or (TILE.stage == "end"):
         row = tl.program_id(1) + tl.arange(0, ROWS)
@@ -161,7 +162,7 @@ def program_rows(rows, TILE: tl.constexpr):
 
 @triton.jit
 def chunk_of(n, TILE: tl.constexpr):
-    """Where the columns of this program begin, and their number: all, or whole tiles but for the last program."""
+    """Where the columns of this program begin, and their number: all, or whole tiles except for the last program."""
     if (TILE.stage == "step") or (TILE.stage == "end"):
         length = tl.cdiv(n, tl.num_programs(0) * TILE.size) * TILE.size
         begin = tl.program_id(0) * length
@@ -172,7 +173,7 @@ def chunk_of(n, TILE: tl.constexpr):
 
 @triton.jit
 def sums_of_chunks(partial_ptr, row, SUMS: tl.constexpr):
-    """The two sums over each row from those of its chunks, of each of which there are ``SUMS`` numbers."""
+    """The two sums over each row from those of its chunks, each of which stores ``SUMS`` numbers."""
     part = tl.arange(0, PARTS)[None, :]
     here, there = partial_ptr + (row[:, None] * PARTS + part) * SUMS, part < tl.num_programs(0)
     return tl.reduce((tl.load(here, mask=there, other=0.0), tl.load(here + 1, mask=there, other=0.0)), 1, add2)
@@ -187,7 +188,7 @@ def starts(x_ptr, row, stride, TILE: tl.constexpr):
 
 @triton.jit
 def columns(TILE: tl.constexpr):
-    """Those of a tile, (unroll, 1, width)."""
+    """The columns of a tile, (unroll, 1, width)."""
     UNROLL: tl.constexpr = TILE.unroll
     WIDTH: tl.constexpr = TILE.width
     return (tl.arange(0, UNROLL) * WIDTH)[:, None, None] + tl.arange(0, WIDTH)[None, None, :]
@@ -195,7 +196,7 @@ def columns(TILE: tl.constexpr):
 
 @triton.jit
 def converted(x, dtype: tl.constexpr):
-    """x in another dtype; float64 and half types meet in float32, as not every compiler does by itself."""
+    """x in another dtype; float64 and half types are converted through float32, which not every compiler does."""
     if (x.dtype == tl.float64) != (dtype == tl.float64):
         x = x.to(tl.float32)
     return x.to(dtype)
@@ -203,7 +204,7 @@ def converted(x, dtype: tl.constexpr):
 
 @triton.jit
 def load(x_rows, start, n, other, TILE: tl.constexpr):
-    """A tile, and ``other`` beyond the row."""
+    """A tile, with ``other`` beyond the row."""
     here = over(x_rows + start) + columns(TILE)
     if start + TILE.size <= n:
         x = converted(tl.load(here), TILE.dtype)
@@ -214,7 +215,7 @@ def load(x_rows, start, n, other, TILE: tl.constexpr):
 
 @triton.jit
 def scores(x_rows, start, n, TILE: tl.constexpr):
-    """A tile of scores, halved where differences might overflow; -inf beyond the row."""
+    """A tile of scores, halved if differences might overflow; -inf beyond the row."""
     x = load(x_rows, start, n, -float("inf"), TILE)
     return x * TILE.factor if TILE.factor != 1.0 else x
 
@@ -227,7 +228,7 @@ def _load_part(here, left, other, TILE: tl.constexpr):
 
 @triton.jit
 def store(y_rows, y, start, n, TILE: tl.constexpr):
-    """Writes what there is of a tile."""
+    """Writes the part of a tile that lies in the row."""
     here = over(y_rows + start) + columns(TILE)
     y = converted(y, y_rows.dtype.element_ty)
     if start + TILE.size <= n:
@@ -243,13 +244,13 @@ def _store_part(here, y, left, TILE: tl.constexpr):
 
 @triton.jit
 def left_of(start, n, TILE: tl.constexpr):
-    """Columns from one on."""
+    """The number of columns from this one on."""
     return tl.multiple_of(n - start, 4) if TILE.aligned else n - start
 
 
 @triton.jit
 def partial_sums(TILE: tl.constexpr):
-    """Zeros, one of each row for each column of a tile's width."""
+    """Zeros, one for each row and each column of a tile's width."""
     ROWS: tl.constexpr = TILE.rows
     WIDTH: tl.constexpr = TILE.width
     return tl.zeros((ROWS, WIDTH), TILE.dtype)
@@ -269,13 +270,13 @@ def distances(x, anchor, off, inverse):
 
 @triton.jit
 def any_row(flags):
-    """Whether a flag of one of the rows is set."""
+    """Whether the flag of one of the rows is set."""
     return tl.max(flags.to(tl.int32), 0) > 0
 
 
 @triton.jit
 def per_row(row, pointer, number, stride):
-    """k or scale of rows, in float64: a number, or times one what a tensor has."""
+    """k or scale of rows, in float64: a number times the entry of a tensor, which is 1 if there is only a number."""
     if pointer.dtype.is_ptr():
         return tl.load(pointer + row * stride) * number
     else:
@@ -283,7 +284,7 @@ def per_row(row, pointer, number, stride):
 
 
 class Argument(NamedTuple):
-    """k or a scale as arguments of a kernel: of :func:`per_row`, the tensor 0 where there is none."""
+    """k or a scale as arguments of a kernel for :func:`per_row`; the tensor is 0 if there is none."""
 
     tensor: Tensor | int
     number: float

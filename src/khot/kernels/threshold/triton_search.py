@@ -1,12 +1,13 @@
-"""The search of the fast path: the threshold of ordinary rows, as functions of Triton kernels.
+"""The search of the fast path for the thresholds of ordinary rows, as functions of Triton kernels.
 
-One loop, in float32: Newton's step on log(A / B) as in :mod:`khot.kernels.threshold.search`, a step by the density of
-the scores where that goes farther, and bisection where neither stays in the bracket or gains enough. A row whose tails
-all underflow, or which leaves the threshold free, is ``SPECIAL``, see :mod:`khot.kernels.threshold.triton_gaps`. A row
-that a number of steps does not solve is flagged, see :mod:`khot.kernels.threshold.triton_flagged`.
+There is one loop, in float32: Newton's step for log(A / B) as in :mod:`khot.kernels.threshold.residual`, a step by the
+density of the scores if that goes farther, and bisection if neither stays in the bracket or gains enough. A row whose
+tails all underflow, or which does not determine the threshold, is ``SPECIAL``, see
+:mod:`khot.kernels.threshold.triton_gaps`. A row that is not solved in a number of steps is flagged, see
+:mod:`khot.kernels.threshold.triton_flagged`.
 
 The threshold is t = anchor + offset * scale with an anchor of the dtype of the scores, which moves along with t. In the
-loop everything that has the unit of scores is measured from the anchor, in scales times the link's unit.
+loop everything in the unit of scores is measured from the anchor, in scales times the link's unit.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -22,11 +23,11 @@ from .triton_rows import any_row, converted, distances, load, over, partial_sums
 GOING, DONE, SPECIAL, LOST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # states of a row
 MAX_STEPS = tl.constexpr(48)
 FAR_STEP = tl.constexpr(2.0)  # in scales; a step by density is rough, and never the last
-LAST_STEP = tl.constexpr(2.0**-16)  # in scales, of a link with kinks; what it does to entries next to one is nothing
+LAST_STEP = tl.constexpr(2.0**-16)  # in scales, for a link with kinks; its effect on entries next to one is negligible
 WIDER = tl.constexpr(1.01)  # factor of a bracket, for the rounding of the moments
-SERIES_OF_ATANH = tl.constexpr(1e-3)  # up to which r^2 three terms are exact in float32
+SERIES_OF_ATANH = tl.constexpr(1e-3)  # r^2 up to which three terms are exact in float32
 ALMOST_NONE, ALMOST_ALL = tl.constexpr(2.0**-18), tl.constexpr(1.0 - 2.0**-18)
-SLIGHT_REST = tl.constexpr(1e-4)  # what the items below may add to whole ones for expansions in it to be exact
+SLIGHT_REST = tl.constexpr(1e-4)  # sum of the items below up to which expansions in it are exact
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
 
@@ -34,7 +35,7 @@ INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 def moments(x_rows, n, TILE: tl.constexpr):
     """First entry of each row, number of its entries above -inf, and the sums of their differences and their squares.
 
-    The variance about any entry of the row is off by n eps at most. A NaN or +inf makes the sums NaN or infinite.
+    The variance about any entry of the row is off by at most n eps. A NaN or +inf makes the sums NaN or infinite.
     """
     origin = converted(tl.load(x_rows), TILE.dtype)
     origin = tl.where(tl.abs(origin) < float("inf"), origin, 0.0)
@@ -52,7 +53,7 @@ def moments(x_rows, n, TILE: tl.constexpr):
 
 @triton.jit
 def _moments_of_unmasked(x_rows, n, origin, TILE: tl.constexpr):
-    """The same, where some are -inf."""
+    """The same, if some entries are -inf."""
     total, squares = partial_sums(TILE), partial_sums(TILE)
     count = total.to(tl.int32)
     for start in range(0, n, TILE.size):
@@ -67,9 +68,10 @@ def _moments_of_unmasked(x_rows, n, origin, TILE: tl.constexpr):
 
 @triton.jit
 def first_guess(origin, count, total, squares, whole, rest, scale, q, law, LINK: tl.constexpr, TILE: tl.constexpr):
-    """t, as anchor, a bracket about it in scales, the density of the scores there, and whether there is such a t.
+    """t, as anchor, a bracket around it in scales, the density of the scores there, and whether there is such a t.
 
-    -t is the quantile of scale * (noise of law F) - x: of F's own shape if x is constant, about normal if x is wide.
+    -t is the quantile of scale * (noise of law F) - x: it has F's shape if x is constant, and is about normal if x is
+    wide.
     """
     centre, spread = law[0], law[1]
     number = tl.maximum(count, 1).to(origin.dtype)
@@ -104,7 +106,7 @@ def row_sums(x_rows, n, anchor, off, inverse, q, LINK: tl.constexpr, TILE: tl.co
         slope += tl.sum(w, 0)
         if not LINK.compact:
             signed += tl.sum(against(tail, z), 0)
-    lanes = tl.cdiv(n, TILE.size) * TILE.size  # those beyond the row are below
+    lanes = tl.cdiv(n, TILE.size) * TILE.size  # lanes beyond the row count as below
     if LINK.compact:
         below, total, slope = tl.reduce((below, total, slope), 1, add3)
         signed = total
@@ -115,7 +117,7 @@ def row_sums(x_rows, n, anchor, off, inverse, q, LINK: tl.constexpr, TILE: tl.co
 
 @triton.jit
 def _judge(above, signed, total, slope, whole, rest, q, LINK: tl.constexpr, TILE: tl.constexpr):
-    """The step in scales, the residual, whether t is the root, and whether it has to be moved within a gap."""
+    """The step in scales, the residual, whether t is the root, and whether it must be moved within a gap."""
     excess = (above - whole).to(total.dtype) - rest
     residual = signed + excess
     if LINK.compact:
@@ -127,7 +129,7 @@ def _judge(above, signed, total, slope, whole, rest, q, LINK: tl.constexpr, TILE
 
 @triton.jit
 def _judge_compact(residual, excess, total, slope, whole, rest, q, LINK: tl.constexpr, TILE: tl.constexpr):
-    """Of a link whose kinks make the residual the measure, not the step; q is also its ``condition``."""
+    """For a link whose kinks make the residual the criterion, not the step; q is also its ``condition``."""
     size = total + tl.abs(excess)
     step = LINK.newton_step(residual, excess, total, slope, whole.to(total.dtype) + rest, q, LINK)
     found = tl.abs(residual) <= (2.0 + q) * size * TILE.eps
@@ -135,18 +137,18 @@ def _judge_compact(residual, excess, total, slope, whole, rest, q, LINK: tl.cons
         leaving = found & (excess == 0)
         reaching = (q * total >= slope * ALMOST_ALL) & (excess < 0) & (tl.abs(residual) <= total * ALMOST_NONE)
         special = leaving | (found & reaching)
-    else:  # the items above alone sum to k; the root is a hair's breadth above the lowest of them
+    else:  # the items above alone sum to k; the root is just above the lowest of them
         special = (excess == 0) & (total < SLIGHT_REST)
     found = found | special
     near = (excess < 0) & (tl.abs(step) < LAST_STEP) & (~special)
-    step = tl.where(found & (~near), 0.0, step)  # a kink is where it is to be seen, not a step further
+    step = tl.where(found & (~near), 0.0, step)  # a kink is at the current t, not a step further
     found = found | ((tl.abs(step) <= TILE.eps) & (slope > 0) & (excess < 0))
     return step, found, special & (rest == 0)
 
 
 @triton.jit
 def _judge_smooth(residual, excess, signed, total, slope, TILE: tl.constexpr):
-    """Newton's method on log(A / B) = 2 atanh(R / (A + B)); in a gap that all tails cross with underflow, no step."""
+    """Newton's method for log(A / B) = 2 atanh(R / (A + B)); no step in a gap in which all tails underflow."""
     size = total + tl.abs(excess)
     ratio = quotient(residual, size)
     square = ratio * ratio
@@ -161,7 +163,7 @@ def _judge_smooth(residual, excess, signed, total, slope, TILE: tl.constexpr):
 
 @triton.jit
 def rounded(anchor, TILE: tl.constexpr):
-    """An anchor is a number of the dtype that scores are computed in, also where steep links take float64."""
+    """An anchor is a number of the computing dtype of the scores, even if steep links use float64."""
     return anchor.to(tl.float32).to(anchor.dtype) if TILE.single else anchor
 
 
@@ -173,7 +175,7 @@ def advance(
     """One step: the new anchor, off, low, high and size of the step, and the state of each row."""
     step, residual, found, special = _judge(above, signed, total, slope, whole, rest, q, LINK, TILE)
     by_density = quotient(residual, tl.maximum(slope, density))
-    coarse = (tl.abs(by_density) > FAR_STEP) & ~(tl.abs(by_density) <= tl.abs(step))  # also where there is no step
+    coarse = (tl.abs(by_density) > FAR_STEP) & ~(tl.abs(by_density) <= tl.abs(step))  # also if there is no step
     step = tl.where(coarse & (~found), by_density, step) * LINK.unit
     low, high = tl.where(residual > 0, off, low), tl.where(residual < 0, off, high)
     to, size = off + step, tl.abs(step)
@@ -190,7 +192,7 @@ def advance(
 def search(
     x_rows, n, anchor, low, high, density, sound, whole, rest, scale, q, LINK: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Anchor, offset in the link's unit, and state of each row, from a first guess and a bracket in scales about it."""
+    """Anchor, offset in the link's unit, and state of each row, from a first guess and a bracket around it."""
     inverse = reciprocal(scale) * LINK.unit
     low, high, off = low * LINK.unit, high * LINK.unit, 0.0 * low
     older, steps, state = high - low, 0, tl.where(sound, GOING, LOST)

@@ -1,17 +1,17 @@
 r"""The sorted transport plan and its first derivative.
 
 Forward: y, the first k rows of the plan P of sorted SOFT top-k, a softmax over places of
-:math:`s_{ji}(x, t, T)`, T half the epsilon.
+:math:`s_{ji}(x, t, T)`, where T is half of epsilon.
 
-Derivatives, by the implicit function theorem. With ds the change of s at fixed thresholds and dg that of the places'
-duals, which keep the sums over the items as they are,
+Derivatives follow from the implicit function theorem. With ds the change of s at fixed thresholds, and dg that of the
+places' duals, which keep the sums over the items constant,
 
 .. math:: dP = P \circ (ds + dg - \langle P, ds + dg\rangle), \qquad
     H\,dg = -\textstyle\sum_i P_{\cdot i} \circ (ds_{\cdot i} - \langle P_{\cdot i}, ds_{\cdot i}\rangle),
 
-with the (places - 1)-square Hessian H of the dual.
+where H is the Hessian of the dual, with places - 1 rows and columns.
 
-How the thresholds are found: :mod:`khot.kernels.transport.solver`.
+:mod:`khot.kernels.transport.solver` explains how the thresholds are found.
 """
 
 import torch
@@ -22,9 +22,9 @@ from ..registry import Operator
 from . import reference
 from .reference import places
 
-MOST_PLACES = {torch.float32: 16, torch.float64: 8}  # k + 1: of more a thread has no room for an item
-MOST_PLACES_ON_HOST = 200  # of more a library that multiplies matrices is nearly as fast as loops
-LONE_ROW = 2**15  # entries; a row has one program, so that longer ones want FEW_ROWS of them at least
+MOST_PLACES = {torch.float32: 16, torch.float64: 8}  # k + 1; a thread has no room for an item with more
+MOST_PLACES_ON_HOST = 200  # with more, a library for matrix products is nearly as fast as loops
+LONE_ROW = 2**15  # entries; a row has one program, so longer rows run only if there are at least FEW_ROWS
 FEW_ROWS = 16
 ONE_PLACE = "there is one place, and nothing to solve"
 

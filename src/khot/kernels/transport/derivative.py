@@ -1,4 +1,4 @@
-"""The derivative of the sorted transport plan in differentiable operations: :mod:`khot.kernels.transport`."""
+"""The derivative of the sorted transport plan in differentiable operations; see :mod:`khot.kernels.transport`."""
 
 import torch
 from torch import Tensor

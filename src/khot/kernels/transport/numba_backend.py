@@ -1,4 +1,4 @@
-"""Sorted transport on a CPU, row by row, for few places; rows that the loops have left go to the torch backend."""
+"""Sorted transport on a CPU, row by row, for few places; rows that the loops leave go to the torch backend."""
 
 import functools
 import math
@@ -26,7 +26,7 @@ def sorted_transport(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int,
     left = halves.new_empty(rows, dtype=torch.bool)
     addresses = _addresses(items, halves, y, t, left)
     if over_rows(_loops(items).forward, rows, rows * n * count, addresses, n, k, count, tol, max_iter):
-        if check:  # of all rows, whose numbers the errors tell
+        if check:  # for all rows, because errors contain row numbers
             check_contents(items, 2 * halves)
         y[left], t[left] = torch_backend.sorted_transport(items[left], halves[left], k, tol, max_iter, False)
     return y.view(*batch, k, n).to(x.dtype), t.view(*batch, count - 1)
@@ -50,7 +50,7 @@ def sorted_transport_derivative(
 
 
 class Loops(NamedTuple):
-    """Kernels, see :func:`khot.kernels.cpu.loops.kernel`; the first of their arguments has the addresses of tensors."""
+    """Kernels, see :func:`khot.kernels.cpu.loops.kernel`; their first argument has the addresses of tensors."""
 
     forward: Any
     derivative: Any
@@ -68,10 +68,10 @@ def _loops(items: Tensor) -> Loops:
 
 
 def _addresses(*tensors: Tensor | None) -> Any:
-    """Of contiguous tensors as an array of NumPy; 0 for what is not there."""
+    """The addresses of contiguous tensors as a NumPy array; 0 for None."""
     return np.array([0 if v is None else v.data_ptr() for v in tensors])
 
 
 def _rows(x: Tensor, like: Tensor) -> Tensor:
-    """As contiguous rows of the computing dtype of a tensor."""
+    """x as contiguous rows, in the computing dtype of a tensor."""
     return x.to(compute_dtype(like)).reshape(math.prod(x.shape[:-1]), x.shape[-1]).contiguous()

@@ -1,8 +1,8 @@
 """The derivative of sorted transport of rows as a loop of numba.
 
 With the flow gs_j = dL/ds_j of an item, which adds up to 0 over the places, C_l = sum_{j <= l} gs_j
-= -sum_{j > l} gs_j is what goes to z_l: dL/dx = sum_l C_l / T and dL/dT = -sum_l C_l z_l / T. The sum that goes
-outwards from the item's own place has all digits.
+= -sum_{j > l} gs_j reaches z_l: dL/dx = sum_l C_l / T and dL/dT = -sum_l C_l z_l / T. The sum that goes outwards from
+the item's own place has all digits.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -19,18 +19,18 @@ from .numba_forward import NARROWEST, WIDEST, copy_row
 from .numba_plan import BLOCK, Sums, add_up, clear, factorise, fill, fill_plan, solve
 from .solver import FAR
 
-X, HALF, T, GRAD, GRAD_X, GRAD_HALF, LEFT = range(7)  # places of the addresses of tensors, as in the forward loop
+X, HALF, T, GRAD, GRAD_X, GRAD_HALF, LEFT = range(7)  # indices of the addresses of tensors, as in the forward loop
 
 
 class Room(NamedTuple):
-    """What the derivative of a row is made in.
+    """Arrays for the derivative of a row.
 
     Attributes:
         plans: The plan, block by block.
-        spare: What :func:`.numba_plan.fill_plan` asks for.
+        spare: Work space of :func:`.numba_plan.fill_plan`.
         sums: The sums over the plan.
         values: dL/dP of a block of items (places, items).
-        flow: And what the softmax over the places makes of it.
+        flow: The same after the derivative of the softmax over places.
     """
 
     plans: Any
@@ -42,7 +42,7 @@ class Room(NamedTuple):
 
 @per_row
 def _centre(plan, values, n, flow):
-    """P (v - <P, v>) of n items; the values (places, items) may lack the last place, where they are 0 then."""
+    """P (v - <P, v>) for n items; the values (places, items) may lack the last place, where they are then 0."""
     given = values.shape[0]
     mean = flow[plan.shape[0] - 1, :n]
     fill(mean, 0.0)
@@ -59,7 +59,7 @@ def _centre(plan, values, n, flow):
 
 @summed
 def _flow_through(x, threshold, half, sign, flow, crossing, grad):
-    """Adds a place's flow to what crosses the threshold next to it outwards, and that to dL/dx; returns sum C z."""
+    """Adds a place's flow to the outward flow across the next threshold, and that to dL/dx; returns sum C z."""
     lever = 0.0
     for i in range(x.shape[0]):
         crossing[i] += flow[i]
@@ -93,7 +93,7 @@ def _gather(g, first, i, n, values):
 
 @per_row
 def _solve_shift(row, t, half, g, first, room, shift):
-    """The plan of a row, and what its duals' changes are multiplied by; whether all has digits."""
+    """The plan of a row, and the vector that its duals' changes are multiplied by; returns whether all has digits."""
     plans, spare, sums, values, flow = room
     clear(sums)
     enough, places = True, flow.shape[0]
@@ -115,7 +115,7 @@ def _solve_shift(row, t, half, g, first, room, shift):
 
 @per_row
 def _gradient(row, t, half, g, first, room, shift, out):
-    """dL/dx of a row in ``out``, and dL/dT."""
+    """Writes dL/dx of a row to ``out``; returns dL/dT."""
     plans, spare, _, values, flow = room
     lever = 0.0
     for block, i in enumerate(range(0, row.shape[0], BLOCK)):

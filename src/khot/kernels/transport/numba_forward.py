@@ -1,6 +1,6 @@
 """Sorted transport of rows as a loop of numba: Newton's method of :mod:`.solver` from the same start, then the plan.
 
-Rows that take too many steps, or whose plan the products of :mod:`.numba_plan` do not give, are left to others.
+Rows that take too many steps, or whose plan the products of :mod:`.numba_plan` cannot give, are left.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,7 +16,7 @@ from ..cpu.rows import REALS_AT, bytes_at, dot, doubles_at
 from .numba_plan import BLOCK, EPS, Sums, add_up, clear, factorise, fill, fill_plan, solve
 from .solver import FAR_OFF, OVERSHOOT
 
-X, HALF, Y, T, LEFT = range(5)  # places of the addresses of tensors; the last one gets which rows are left to others
+X, HALF, Y, T, LEFT = range(5)  # indices of the addresses of tensors; the last one receives which rows are left
 NARROWEST, WIDEST = 1e-150, 1e150  # temperatures between which only infinite results overflow
 
 
@@ -44,7 +44,7 @@ def largest_size(values):
 
 @per_row
 def start_between(x, largest, t):
-    """Halfway between neighbours of the sorted row, of which ``largest`` gets the first."""
+    """Thresholds halfway between neighbours of the sorted row, whose first entries are written to ``largest``."""
     fill(largest, -np.inf)
     places = largest.shape[0]
     for v in x:
@@ -60,7 +60,7 @@ def start_between(x, largest, t):
 
 @per_row
 def descend(x, half, tol, max_iter, plan, room, sums, t):
-    """Newton's method from the thresholds t, in place; whether it has ended."""
+    """Newton's method from the thresholds t, in place; returns whether it has ended."""
     size, n = t.shape[0], x.shape[0]
     residual, move, step = np.empty(size), np.empty(size), np.zeros(size)
     rounding = 32 * (size + 1) * EPS * (1 + largest_size(t) / half)
@@ -86,7 +86,7 @@ def descend(x, half, tol, max_iter, plan, room, sums, t):
                 step[j] *= share
             descent *= share
         else:
-            for j in range(size):  # a slice assigned to a slice would compile numba's strings, for its error
+            for j in range(size):  # assigning a slice to a slice would compile numba's strings, for its error
                 step[j] = move[j]
             descent = dot(residual, move)
         for j in range(size):
@@ -99,7 +99,7 @@ def descend(x, half, tol, max_iter, plan, room, sums, t):
 
 @per_row
 def copy_row(source, target):
-    """And whether all is finite."""
+    """Copies a row; returns whether all is finite."""
     finite = True
     for i in range(source.shape[0]):
         target[i] = source[i]

@@ -1,9 +1,9 @@
 """Sorted transport's plan, the sums over it, and the systems of its dual, as functions of numba, in float64.
 
-The plan of some items at a time, a column each, from the decays :math:`d_l = e^{-|z_l|}` of an item at the thresholds:
-:math:`e^{s_j}` is the product of those with :math:`z_l < 0` at places from j on and of those with :math:`z_l > 0`
-before j. So an item costs one exponential a threshold, and products of positive numbers lose no digits. Thresholds so
-far out of order that these products underflow are left to others.
+The plan is computed for some items at a time, one column each, from the decays :math:`d_l = e^{-|z_l|}` of an item at
+the thresholds: :math:`e^{s_j}` is the product of those with :math:`z_l < 0` at places from j on and of those with
+:math:`z_l > 0` before j. So an item costs one exponential per threshold, and products of positive numbers lose no
+digits. If thresholds are so far out of order that these products underflow, the row is left.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -17,9 +17,9 @@ from ..cpu.loops import per_row
 from ..cpu.maths import EXP
 from ..cpu.rows import dot, total_of
 
-BLOCK = 128  # items whose plan is made at a time, and stays in a processor's first cache if there are few places
+BLOCK = 128  # items whose plan is computed at a time, which stays in the first-level cache if there are few places
 EPS = float(np.finfo(np.float64).eps)
-SMALLEST = 1e-200  # sum of an item's products of decays that has all digits
+SMALLEST = 1e-200  # sum of an item's products of decays above which all digits are right
 
 _exp = EXP[np.float64]
 
@@ -28,8 +28,9 @@ class Sums(NamedTuple):
     """Sums over the items.
 
     Attributes:
-        plan: Of each place, P 1.
-        products: Of pairs of places but the last, P P^T, below the diagonal and on it; then the factor of the Hessian.
+        plan: P 1, for each place.
+        products: P P^T, for pairs of places without the last, on and below the diagonal; then the factor of the
+            Hessian.
     """
 
     plan: Any
@@ -44,7 +45,7 @@ def fill(values, number):
 
 @per_row
 def _split_decays(x, threshold, half, after, here, decay):
-    """Of one threshold: the products over the places from here on, and what the places after it are multiplied by."""
+    """For one threshold: the products over the places from here on, and the factor of the places after it."""
     for i in range(x.shape[0]):
         z = (x[i] - threshold) / half
         d = _exp(-abs(z))
@@ -67,7 +68,7 @@ def _multiply(factor, values):
 
 @per_row
 def _invert(total):
-    """In place; and whether all were large enough."""
+    """Inverts in place; returns whether all were large enough."""
     enough = True
     for i in range(total.shape[0]):
         enough &= total[i] >= SMALLEST
@@ -77,7 +78,7 @@ def _invert(total):
 
 @per_row
 def fill_plan(x, t, half, plan, room):
-    """The plan (places, items) of some items x; whether it has all digits. ``room`` is as large and two rows more."""
+    """The plan (places, items) of some items x; returns whether it has all digits. ``room`` has two more rows."""
     places, n = plan.shape[0], x.shape[0]
     above, total = room[places, :n], room[places + 1, :n]
     fill(above, 1.0)
@@ -115,7 +116,7 @@ def add_up(plan, n, sums):
 
 @per_row
 def factorise(sums):
-    """Turns the products into the factor of the Hessian, as in :func:`.solver.solve_dual`; whether there is one."""
+    """Turns the products into the factor of the Hessian, as in :func:`.solver.solve_dual`; returns success."""
     matrix, size = sums.products, sums.products.shape[0]
     raised = 1 + 8 * (size + 1) * EPS
     for j in range(size):
@@ -135,7 +136,7 @@ def factorise(sums):
 
 @per_row
 def solve(factor, right):
-    """In place."""
+    """Solves in place."""
     size = right.shape[0]
     for j in range(size):
         for i in range(j):

@@ -1,8 +1,8 @@
-r"""The sorted transport plan by Sinkhorn's iterations between the logarithms of the sums, in float64: the definition.
+r"""The definition of the sorted transport plan: Sinkhorn's iterations in logarithms, in float64.
 
 .. math:: \min_P \langle C, P\rangle + \epsilon \sum P \log P, \qquad C_{ij} = (x_i - a_j)^2,
 
-with anchors :math:`a_j = k - j`, a sum of 1 for each item and each of the k places, and what is left in a last place.
+with anchors :math:`a_j = k - j`, a sum of 1 for each item and each of the k places, and a last place for the rest.
 """
 
 import torch
@@ -28,18 +28,18 @@ def sorted_transport(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int,
 
     Args:
         x: Finite scores.
-        half: Half the epsilon, float64 of the batch shape; may be on the CPU for an x elsewhere if it expands a number.
-        k: Places.
-        tol: Error of a place's sum that is small enough.
-        max_iter: Steps at most.
-        check: Whether bad contents raise a ValueError; without, accelerators do not warn of too few steps.
+        half: Half of epsilon, float64 of the batch shape; may be on the CPU for x elsewhere if it expands a number.
+        k: Number of places.
+        tol: Error of a place's sum at which to stop.
+        max_iter: Largest number of steps.
+        check: Whether bad contents raise a ValueError; without, accelerators do not warn about too few steps.
     """
     n, half = x.shape[-1], half.to(x.device)
     count = places(k, n)
     sizes = torch.ones(count, dtype=torch.float64, device=x.device)
     sizes[k:] = n - k
     anchors = torch.arange(k, k - count, -1, dtype=torch.float64, device=x.device)
-    scores = x.double().unsqueeze(-2) * anchors.unsqueeze(-1) / half[..., None, None]  # squares go into the duals
+    scores = x.double().unsqueeze(-2) * anchors.unsqueeze(-1) / half[..., None, None]  # the duals absorb the squares
     dual = torch.zeros(*x.shape[:-1], count, dtype=torch.float64, device=x.device)
     for _ in range(ITERATIONS):
         logarithms = scores + dual.unsqueeze(-1)
@@ -54,7 +54,7 @@ def sorted_transport_derivative(
 ) -> tuple[Tensor, Tensor]:
     """dL/dx in x's dtype and dL/dhalf, zeros if it is not wanted, from dL/dy (..., k, n).
 
-    By the implicit function theorem, one row after the other: the sums of the places stay as they are.
+    It uses the implicit function theorem row by row: the sums of the places stay constant.
     """
     n, k, half = x.shape[-1], grad_y.shape[-2], half.to(x.device)
     rows = zip(x.double().reshape(-1, n), half.reshape(-1), t.reshape(-1, t.shape[-1]), strict=True)

@@ -1,21 +1,23 @@
-r"""The transport plan behind sorted SOFT top-k: n items to the places 0 (largest), ..., k - 1 and one for the rest.
+r"""The transport plan of sorted SOFT top-k: n items to the places 0 (largest), ..., k - 1 and one for the rest.
 
 Plan. In min <C, P> + eps sum P log P with C_ij = (x_i - a_j)^2, anchors a_j = k - j and row sums 1, the items' duals
 and all squares cancel in a softmax over the places. With thresholds t_l between places l and l + 1, and T = eps / 2,
 
     P_ji = softmax_j(s_ji),  s_ji = sum_{l >= j} z_li,  z_li = (x_i - t_l) / T,
 
-and t is fixed by the sums over the items: 1 for each of the k places (the rest, n - k, follows; for k = n there is no
-place for the rest, and k - 1 thresholds). Up to a number per item, which the softmax forgets,
+and t is determined by the sums over the items: 1 for each of the k places (that of the rest, n - k, follows; for k = n
+there is no such place, and only k - 1 thresholds). Up to a number per item, which the softmax cancels,
 
     s_ji = sum_{l >= j} min(z_li, 0) - sum_{l < j} max(z_li, 0):
 
-terms of one sign, summed outwards from the item's own place, so that no digit is lost however far the other places are.
+these are terms of one sign, summed outwards from the item's own place, so no digits are lost however far the other
+places are.
 
 Solve. The dual is convex in g_j = -sum_{l >= j} t_l / T, with gradient P 1 - 1 and Hessian diag(P 1) - P P^T. Start
-halfway between neighbours in the sorted row, which is right for eps -> 0; take one step of Sinkhorn's where that is far
-off, which is right for eps -> infinity; go on with Newton's method. That is 2 to 15 evaluations of P where Sinkhorn's
-alone needs hundreds. A Newton step across the minimum along its own direction is shortened until it is not.
+halfway between neighbours in the sorted row, which is right for eps -> 0. If this is far off, take one step of
+Sinkhorn's method, which is right for eps -> infinity. Continue with Newton's method. This takes 2 to 15 evaluations of
+P, where Sinkhorn's method alone needs hundreds. A Newton step that crosses the minimum along its own direction is
+shortened until it does not.
 
 Layout: x (..., n), T (...), t (..., places - 1), P (..., places, n), unit last stride, all in float64.
 """
@@ -28,7 +30,7 @@ from torch.nn.functional import pad
 
 from .reference import places
 
-FAR = 1e6  # clips z for the derivatives: exp(-FAR) is 0, and 0 * FAR is, too
+FAR = 1e6  # clips z for the derivatives: exp(-FAR) is 0, and so is 0 * FAR
 FAR_OFF = 1.0  # error of a column's sum above which the first step is Sinkhorn's
 OVERSHOOT = 0.1  # largest slope after a step, relative to the slope before it
 
@@ -52,15 +54,15 @@ def scores_and_plan(x: Tensor, half: Tensor, t: Tensor) -> tuple[Tensor, Tensor]
 
 
 def rounding_of_sums(plan: Tensor) -> float:
-    """The usual rounding error of the plan's sums, generously."""
+    """The usual rounding error of the plan's sums, with a margin."""
     return 8 * plan.shape[-2] * torch.finfo(plan.dtype).eps
 
 
 def solve_dual(plan: Tensor, right: Tensor) -> Tensor:
-    """The h (..., places - 1) with Hessian * h = ``right``, the last g kept fixed; differentiable.
+    """The h (..., places - 1) with Hessian * h = ``right``, the last g fixed; differentiable.
 
-    The diagonal is raised by the size of rounding errors, so that a Hessian that vanishes, as it does for small eps,
-    stays positive. It then multiplies derivatives that vanish with it.
+    The diagonal is increased by the size of rounding errors, so that a vanishing Hessian, as for small eps, stays
+    positive. The derivatives that it then multiplies vanish with it.
     """
     inner = plan[..., :-1, :]
     diagonal = inner.sum(-1) * (1 + rounding_of_sums(plan))
@@ -70,7 +72,7 @@ def solve_dual(plan: Tensor, right: Tensor) -> Tensor:
 
 
 def check_contents(x: Tensor, epsilon: Tensor) -> None:
-    """ValueError for rows of x (rows, n) that are not finite, or an epsilon (rows,) out of range."""
+    """Raises a ValueError for rows of x (rows, n) that are not finite, or an epsilon (rows,) out of range."""
     finite, positive = x.isfinite().all(-1), (epsilon > 0) & (epsilon < torch.inf)
     if not bool(finite.all()):
         raise ValueError(f"`x` must be finite, but row {int((~finite).nonzero()[0])} of the flattened batch is not")
@@ -82,7 +84,7 @@ def check_contents(x: Tensor, epsilon: Tensor) -> None:
 
 
 def warn_of_errors(number: int, rows: int, error: float, max_iter: int, tol: float) -> None:
-    """Says that Newton's method has not ended."""
+    """Warns that Newton's method has not converged."""
     warnings.warn(
         f"sorted_transport_topk: sums of {number} of {rows} rows were off by up to {error:.1e} before "
         f"the last of max_iter={max_iter} steps, more than tol={tol:g}",
@@ -96,7 +98,7 @@ def sorted_transport_thresholds(x: Tensor, half: Tensor, k: int, tol: float, max
 
     Args:
         x: Finite scores (..., n), float64.
-        half: Half the epsilon, positive (...), float64.
+        half: Half of epsilon, positive (...), float64.
         k: Number of sorted places, ``1 <= k <= n``.
         tol: Largest deviation of a sum over the items from 1 at which to stop.
         max_iter: Number of steps after which to give up, with a warning.
@@ -113,7 +115,7 @@ def sorted_transport_thresholds(x: Tensor, half: Tensor, k: int, tol: float, max
         sums, last = plan.sum(-1), error
         residual = 1 - sums[..., :-1]
         error = residual.abs().amax(-1)
-        if i == 0:  # of the sums, and of the thresholds themselves
+        if i == 0:  # rounding of the sums, and of the thresholds themselves
             rounding = 4 * rounding_of_sums(plan) * (1 + t.abs().amax(-1) / half)
         move = solve_dual(plan, residual)
         close = move.abs().amax(-1) <= (tol / 2) ** 0.5  # a small Newton step h leaves an error below 2 max(h)^2
@@ -121,8 +123,8 @@ def sorted_transport_thresholds(x: Tensor, half: Tensor, k: int, tol: float, max
         if i == 0:
             sinkhorn = (sums[..., -1:] / (n - size + 1) / sums[..., :-1]).log()
             move = torch.where((error > FAR_OFF).unsqueeze(-1), sinkhorn, move)
-        # The slope of the dual along the last step was -descent before it. Where it is clearly positive now, the step
-        # is shortened to where the slope would vanish were it linear.
+        # Before the last step, the slope of the dual along it was -descent. If it is clearly positive now, the step is
+        # shortened to where the slope would vanish if it were linear.
         slope = -(residual * step).sum(-1)
         too_far = (slope > OVERSHOOT * descent) & ~close
         share = torch.where(too_far, (descent / (descent + slope)).clamp(0.1, 0.7), 1.0)

@@ -1,12 +1,11 @@
 """The derivative of sorted optimal transport in Triton; the formulas are in :mod:`khot.kernels.transport`.
 
-One program per row, which makes the plan P again in tiles, see the module ``triton_tile``: two passes
-for the duals h of the places, H h = sum_i P_.i o (g_.i - <P_.i, g_.i>), and one for the gradient. The second solves for
-what the first has left, sum_i P_.i o (g_.i - h - <P_.i, g_.i - h>), so that the weights need not have more digits than
-matrix units give them.
+One program per row computes the plan P again in tiles, see the module ``triton_tile``: two passes for the duals h of
+the places, H h = sum_i P_.i o (g_.i - <P_.i, g_.i>), and one for the gradient. The second pass solves for the remainder
+of the first, sum_i P_.i o (g_.i - h - <P_.i, g_.i - h>), so the weights need no more digits than matrix units provide.
 
-Everything is relative to the item's own, largest place, which therefore adds nothing: g - <P, g> and sum_j a_j dL/ds_j,
-a the anchors, keep their digits where P is nearly 0 or 1.
+Everything is relative to the item's own, largest place, which therefore contributes nothing. So g - <P, g> and
+sum_j a_j dL/ds_j, with the anchors a, keep their digits where P is nearly 0 or 1.
 """
 
 # mypy: disable-error-code="no-untyped-def"

@@ -1,12 +1,12 @@
 """Sorted optimal transport in Triton: the solver and the plan of :mod:`khot.kernels.transport` in one kernel.
 
-One program per row. It finds the largest entries, then takes steps of Newton's method on the thresholds, each of which
-is a pass over the row, see the module ``triton_tile``; a last pass writes y. The row comes from memory
-again for every pass, which its tiles take longer to use than caches to bring.
+One program per row. It finds the largest entries, then makes Newton steps for the thresholds, each of which is a pass
+over the row, see the module ``triton_tile``; a last pass writes y. The row is read from memory again in every pass,
+because caches deliver it faster than its tiles are processed.
 
-What the sums over the items lack of 1 keeps its digits where all of P is nearly 0 or 1: 1 - P_ai, for i the (a+1)-th
-largest item, is the sum of the item's other places. So float32 does for float32 scores, with thresholds of twice the
-digits; float64 scores take float32 steps to about 1e-7, then one or two in float64.
+The differences of the sums over the items from 1 keep their digits where all of P is nearly 0 or 1: 1 - P_ai, for i the
+(a+1)-th largest item, is the sum of the item's other places. So float32 is enough for float32 scores, with thresholds
+of twice the digits; float64 scores take float32 steps to about 1e-7, then one or two in float64.
 
 Layout: x (rows, n), unit last stride; half the epsilon (rows,) and t (rows, places - 1) in float64, y (rows, k, n).
 """
@@ -39,7 +39,7 @@ ROUGH_TOLERANCE = tl.constexpr(1e-9)
 
 @triton.jit
 def _start(x_ptr, t_ptr, n, places, PLACES: tl.constexpr, TILE: tl.constexpr, DTYPE: tl.constexpr):
-    """Puts thresholds halfway between the largest entries; returns which items these are."""
+    """Sets thresholds halfway between the largest entries; returns which items these are."""
     place, own = tl.arange(0, PLACES), tl.full((PLACES,), -1, tl.int32)
     value, item = tl.full((), float("inf"), DTYPE), tl.full((), -1, tl.int32)
     for rank in range(0, places):
@@ -63,7 +63,7 @@ def _sums(
     x_ptr, n, t, own, inv_scale,
     PLACES: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
-    """By how much the sum of each place is above 1, of the last place the sum itself, and W."""
+    """The excess over 1 of each place's sum, the sum itself for the last place, and W."""
     above = tl.zeros((PLACES, BLOCK), WORK)
     weights = tl.zeros((BLOCK // 32, PLACES, PLACES), tl.float32)
     for start in range(0, n, BLOCK):
@@ -82,7 +82,7 @@ def _descend(
     x_ptr, t_ptr, n, own, places, scale, tol, max_iter,
     PLACES: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
-    """``_descend`` of the reference, for one row: moves the thresholds; whether they are right, and the last error."""
+    """``_descend`` of the reference, for one row: moves the thresholds; returns success and the error."""
     place = tl.arange(0, PLACES)
     inside, below_one = place < places - 1, (place > 0) & (place < places)
     one_before = place[:, None] == place[None, :] - 1
@@ -92,7 +92,7 @@ def _descend(
     step, descent, error = tl.zeros((PLACES,), tl.float32), infinite, infinite
     found, going, steps = tl.full((), 0, tl.int1), tl.full((), 1, tl.int1), tl.zeros((), tl.int32)
     while going:
-        tl.debug_barrier()  # the thresholds go through memory, as every thread needs all of its places'
+        tl.debug_barrier()  # the thresholds go through memory, since every thread needs those of all its places
         t = load_thresholds(t_ptr, places, PLACES, DTYPE)
         above, weights = _sums(x_ptr, n, t, own, inv_scale, PLACES, BLOCK, DTYPE, WORK)
         residual, last = tl.where(inside, -above, 0.0), error
@@ -100,7 +100,7 @@ def _descend(
         move = solve_laplacian(weights, residual, places, 2.0 * epsilon(WORK), PLACES)
         size = tl.max(tl.abs(move), 0)
         close = size * (2.0 * size + slack) <= tol  # the error that a small step leaves
-        tl.debug_barrier()  # or t would be kept in registers through all this
+        tl.debug_barrier()  # otherwise t would stay in registers all the time
         t = tl.load(t_ptr + place - 1, mask=below_one, other=0.0)
         rounding = rounding_error(t, scale, DTYPE, WORK)
         there = (error <= tol) | ((error <= rounding) & (error >= 0.5 * last))
@@ -115,7 +115,7 @@ def _descend(
         move = tl.where(there, 0.0, tl.where(too_far, ahead - step, move))
         step = ahead
         change = move - tl.sum(tl.where(one_before, move[:, None], 0.0), 0)
-        tl.debug_barrier()  # all warps, which decide alike, have to have the same t
+        tl.debug_barrier()  # all warps decide in the same way, so they need the same t
         tl.store(t_ptr + place - 1, t + scale * change.to(tl.float64), mask=below_one)
         steps += 1
         found = there | close
@@ -178,9 +178,9 @@ def _all_finite(x_ptr, n, TILE: tl.constexpr, DTYPE: tl.constexpr):
 def launch_forward(
     x: Tensor, half: Tensor, k: int, tol: float, max_iter: int, check: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """y (..., k, n) like x (..., n), the float64 thresholds, and with ``check`` what is wrong with each row.
+    """y (..., k, n) like x (..., n), the float64 thresholds, and with ``check`` a status for each row.
 
-    That is 0 for nothing, the error of sums that are not within ``tol``, and NaN for contents out of order.
+    The status is 0 for success, the error of sums that are not within ``tol``, and NaN for invalid contents.
     """
     rows = rows_of(x)
     n, (_, dtype) = rows.shape[1], arithmetic(x)
@@ -200,7 +200,7 @@ def launch_forward(
 
 
 def sorted_transport(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int, check: bool) -> tuple[Tensor, Tensor]:
-    check = check and not (x.is_cuda and torch.cuda.is_current_stream_capturing())  # a graph cannot look
+    check = check and not (x.is_cuda and torch.cuda.is_current_stream_capturing())  # a graph cannot read contents
     y, t, error = launch_forward(x, half, k, tol, max_iter, check)
     if error is not None and bool((error != 0).any()):
         check_contents(x.double().reshape(-1, x.shape[-1]), 2 * half.to(x.device).reshape(-1))

@@ -1,10 +1,10 @@
-"""Sorted optimal transport in Triton: what its solver and its derivative share, tiles of the plan and the dual's step.
+"""What the solver and the derivative of sorted optimal transport share in Triton: tiles of the plan, the dual's step.
 
-A tile is (PLACES, BLOCK), all places of BLOCK items, made in registers from x and the thresholds. A pass over a row
-leaves sums over the items and the weights W = P P^T between places. Nothing small is had by subtraction: the Hessian is
-the Laplacian of W, of which only the entries between different places are used. Its diagonal is their sum, and
-elimination adds to them (the algorithm of Grassmann, Taksar and Heyman), so that steps are right in all directions,
-however small the weights that some of them have.
+A tile is (PLACES, BLOCK), all places of BLOCK items, computed in registers from x and the thresholds. A pass over a row
+gives sums over the items and the weights W = P P^T between places. Small numbers never come from subtraction: the
+Hessian is the Laplacian of W, of which only the entries between different places are used. Its diagonal is their sum,
+and elimination adds to them (the algorithm of Grassmann, Taksar and Heyman), so steps are accurate in all directions,
+however small the weights of some of them are.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,7 +16,7 @@ import triton.language as tl
 from ..gpu.tools import add2, split_threshold
 from ..operators.platforms import MAX_N
 
-# Up to what length of the row how many warps. Each thread has one item of a tile at all places, up to 16 float32 or 8
+# The number of warps up to each row length. Each thread has one item of a tile at all places, up to 16 float32 or 8
 # float64 entries of the plan.
 WARPS = ((256, 2), (MAX_N, 4))
 FAR = tl.constexpr(1e6)  # as good as infinite for z
@@ -25,10 +25,10 @@ NO_WEIGHT = tl.constexpr(1e-30)
 
 
 class TransportPlan(NamedTuple):
-    """How the kernels of sorted transport go through a row.
+    """How the kernels of sorted transport process a row.
 
     Attributes:
-        places: Of the plan.
+        places: Number of places of the plan.
         block_places: The same as a power of 2, at least 8.
         block: Items of a tile, a power of 2.
         warps: Warps of a program.
@@ -57,14 +57,14 @@ def epsilon(DTYPE: tl.constexpr):
 
 @triton.jit
 def rounding_error(t, scale, DTYPE: tl.constexpr, WORK: tl.constexpr):
-    """The usual error of sums over the items and, in scales, of the thresholds themselves, generously."""
+    """The usual error of sums over the items and, in scales, of the thresholds themselves, with a margin."""
     digits = 2.0**-47 if DTYPE == tl.float32 else 2.0**-50
     return (32.0 * epsilon(WORK) + digits * (tl.max(tl.abs(t), 0) / scale)).to(tl.float32)
 
 
 @triton.jit
 def load_thresholds(t_ptr, places, PLACES: tl.constexpr, DTYPE: tl.constexpr):
-    """Those above the places; above the first, which may be any, that below it; as low as can be after the last."""
+    """The thresholds above the places; any for the first place, here the one below it; the lowest after the last."""
     place, lowest = tl.arange(0, PLACES), -1e308 if DTYPE == tl.float64 else -3e38
     return tl.load(t_ptr + tl.maximum(place - 1, 0), mask=place < places, other=lowest)
 
@@ -79,10 +79,10 @@ def _add_pairs(high, low, more, more_low):
 
 @triton.jit
 def tile_scores(x, t, inv_scale, WORK: tl.constexpr):
-    """s (PLACES, BLOCK) of items x (BLOCK,), up to a number for each item, the largest about 0.
+    """s (PLACES, BLOCK) of items x (BLOCK,), up to a number for each item; the largest is about 0.
 
-    It is the sum of -z over the thresholds ``t`` (PLACES,) above, of which there may be enough, and far enough, that
-    only pairs of numbers keep the digits of what is near.
+    It is the sum of -z over the thresholds ``t`` (PLACES,) above. There may be so many of them, and so far away, that
+    only pairs of numbers keep the digits of the near ones.
     """
     if x.dtype == tl.float64:
         z = (x[None, :] - t[:, None]) * inv_scale
@@ -96,10 +96,10 @@ def tile_scores(x, t, inv_scale, WORK: tl.constexpr):
 
 @triton.jit
 def add_weights(weights, plan, PLACES: tl.constexpr, BLOCK: tl.constexpr):
-    """Adds half of a tile's P P^T, up to what its transpose makes good, to ``weights`` (warps, PLACES, PLACES).
+    """Adds half of a tile's P P^T, up to a part that its transpose restores, to ``weights`` (warps, PLACES, PLACES).
 
-    P goes in parts with as many bits as matrix units take, and the product of the smaller ones is left out. Each warp
-    has 32 items of its own.
+    P is split into parts with as many bits as matrix units take, and the product of the smaller parts is left out. Each
+    warp has its own 32 items.
     """
     plan = tl.permute(tl.reshape(plan.to(tl.float32), (PLACES, BLOCK // 32, 32)), (1, 0, 2))
     high = (plan.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)  # the bits of a TF32
@@ -110,7 +110,7 @@ def add_weights(weights, plan, PLACES: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def all_weights(weights):
-    """W from what :func:`add_weights` has added up."""
+    """W from the sums of :func:`add_weights`."""
     weights = tl.sum(weights, 0)
     return weights + tl.trans(weights)
 
@@ -119,8 +119,9 @@ def all_weights(weights):
 def solve_laplacian(weights, right, places, damping, PLACES: tl.constexpr):
     """The h (PLACES,), 0 at the last place, with Laplacian * h = ``right`` at the others.
 
-    By Gauss and Jordan: what is done of h is a constant plus an average of what is not. ``damping`` ties every place to
-    the last one by that share of its weight, so that noise does not drive apart what nothing else holds together.
+    By Gauss-Jordan elimination: a finished part of h is a constant plus an average of the rest. ``damping`` connects
+    every place to the last one by that share of its weight, so that noise does not separate places that nothing else
+    connects.
     """
     place = tl.arange(0, PLACES)
     i, j, last = place[:, None], place[None, :], places - 1

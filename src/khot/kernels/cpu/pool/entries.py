@@ -1,8 +1,8 @@
 """Compiled loops as machine code that other threads call without the GIL: one function pointer, arguments in memory.
 
-numba calls a loop from Python only. Its machine code takes numbers in registers and arrays member by member; an entry
-``entry(data, first, last)`` reads them from memory, calls the loop for the rows [first, last), and adds what it returns
-to the data. It is made once for each loop and types of arguments, in some milliseconds.
+numba calls a loop only from Python. Its machine code takes numbers in registers and arrays member by member. An entry
+``entry(data, first, last)`` reads them from memory, calls the loop for the rows [first, last), and adds the result to
+the data. It is made once for each loop and types of arguments, in some milliseconds.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -16,21 +16,21 @@ from llvmlite import ir
 from numba import typeof, types
 from numba.core.compiler_lock import global_compiler_lock
 
-HEADER = struct.Struct("qq")  # the sum of what the loop returns, and how many calls have ended in an error
+HEADER = struct.Struct("qq")  # the sum of the loop's results, and the number of calls that ended in an error
 INT = ir.IntType(64)
 ENTRY = ir.FunctionType(ir.VoidType(), [INT] * 3)  # data, first, last
 CODES: dict[Any, str] = {types.int64: "q", types.uint64: "Q", types.float64: "d", types.boolean: "q"}  # as in struct
 
 
 class Entry(NamedTuple):
-    """Of a loop with arguments of given types; ``owner`` keeps the machine code."""
+    """The entry of a loop for arguments of given types; ``owner`` keeps the machine code alive."""
 
     address: int
     layout: struct.Struct
     owner: Any
 
     def pack(self, arguments: Sequence[Any]) -> bytearray | None:
-        """The data for these arguments, which have to outlive it; None for an integer of more than 64 bits."""
+        """The data for these arguments, which must outlive it; None for an integer of more than 64 bits."""
         data = bytearray(self.layout.size)
         try:
             self.layout.pack_into(data, 0, 0, 0, *_numbers(arguments))
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 
 def entry_of(kernel: Any, arguments: Sequence[Any]) -> Entry | None:
-    """That of a compiled loop; None for a function of Python, or arguments of other types than those in CODES."""
+    """The entry of a compiled loop; None for a Python function, or for arguments of types not in CODES."""
     key = kernel, tuple([_kind(value) for value in arguments])
     try:
         return _entries[key]
@@ -52,7 +52,7 @@ _entries: dict[tuple[Any, ...], Entry | None] = {}
 
 
 def _kind(value: Any) -> Any:
-    """What tells the types of arguments apart."""
+    """A key for the type of an argument."""
     if isinstance(value, np.ndarray):
         return value.dtype.num, value.ndim, value.flags.c_contiguous, value.flags.writeable
     return type(value)
@@ -92,7 +92,7 @@ def _compiled(kernel: Any, signature: tuple[types.Type, ...]) -> Entry | None:
 
 
 def _module(name: str, context: Any, loop: Any, codes: Sequence[str]) -> Any:
-    """The entry in LLVM's language."""
+    """The entry as LLVM code."""
     module = context.create_module(name)
     function = ir.Function(module, ENTRY, name)
     build = ir.IRBuilder(function.append_basic_block())
@@ -109,7 +109,7 @@ def _module(name: str, context: Any, loop: Any, codes: Sequence[str]) -> Any:
             values.append(build.load(build.bitcast(at, context.get_value_type(kind).as_pointer())))
         place += len(code)
 
-    # numba's convention: returns a status; the result and an exception are written where the first arguments say.
+    # numba's convention: it returns a status, and writes the result and an exception to the first two arguments.
     kind = context.call_conv.get_function_type(signature.return_type, signature.args)
     address = loop.library.get_pointer_to_function(loop.fndesc.llvm_func_name)
     result, exception = (build.alloca(argument.pointee) for argument in kind.args[:2])

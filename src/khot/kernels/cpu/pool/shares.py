@@ -1,7 +1,8 @@
-"""A job, shared out among threads in machine code: each takes the next share that nobody has taken.
+"""A job that threads share in machine code: each takes the next free share.
 
-A job is a few 64-bit numbers in memory. ``TICKET`` counts jobs in its upper half and the shares taken of the present
-one in its lower; who has raised it by one owns a share, and with it the other numbers, until ``DONE`` counts it.
+A job consists of a few 64-bit numbers in memory. The upper half of ``TICKET`` counts jobs, and the lower half the
+shares taken from the current job. A thread that has raised it by one owns a share, and the other numbers stay valid for
+it until ``DONE`` counts the share.
 """
 
 # mypy: disable-error-code="no-untyped-def, call-arg, var-annotated"
@@ -17,7 +18,7 @@ from numba.extending import intrinsic
 from ..cache import kept_on_disk
 from .entries import ENTRY, INT
 
-TICKET, SHARES, ROWS, CODE, DATA, DONE, WORKERS = range(0, 56, 8)  # places of the numbers of a job
+TICKET, SHARES, ROWS, CODE, DATA, DONE, WORKERS = range(0, 56, 8)  # offsets of the numbers of a job
 TAKEN = 2**32 - 1  # the lower half of a ticket
 LOOP: Any = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 HAS_PAUSE = platform.machine() in ("x86_64", "AMD64")
@@ -46,7 +47,7 @@ def store(context, address, value):
 
 @intrinsic
 def _raise_from(context, address, value):
-    """Adds one, if the number is ``value``; whether it was."""
+    """Adds one if the number is ``value``; returns whether it was."""
 
     def build(context, builder, signature, args):
         one_more = builder.add(args[1], INT(1))
@@ -101,7 +102,7 @@ def _do_share(job):
 @kept_on_disk
 @njit(**LOOP)
 def serve(job, worker, looks):
-    """A worker's turn, until it has looked for a share ``looks`` times in vain."""
+    """A worker's turn, which ends when it has looked for a share ``looks`` times in vain."""
     left = looks
     while left > 0:
         if worker < load(job + WORKERS) and _do_share(job):
@@ -129,7 +130,7 @@ def offer(job, rows, shares, workers, code, data):
 @kept_on_disk
 @njit(**LOOP)
 def lead(job):
-    """The caller's turn, until all shares are done."""
+    """The caller's turn, which ends when all shares are done."""
     while _do_share(job):
         pass
     while load(job + DONE) < load(job + SHARES):

@@ -1,4 +1,4 @@
-"""The workers of the pool: how they are led, when they sleep, and what happens to them at a fork and at the end."""
+"""The workers of the pool: how they are led, when they sleep, and what happens at a fork and at exit."""
 
 import atexit
 import ctypes
@@ -18,7 +18,7 @@ SHARES_A_THREAD = 4  # so that a thread that starts late or is slow takes fewer
 
 
 class _Workers:
-    """As many as ever were asked for; others in a child after a fork, which takes no threads along."""
+    """The largest number of workers requested so far. A child process starts its own after a fork."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -54,7 +54,7 @@ class _Workers:
                 bell.put(None)
 
     def close(self) -> None:
-        """Before the interpreter shuts down, which threads in machine code do not notice; callers are alone then."""
+        """Called before the interpreter shuts down, which machine code does not notice. Callers then work alone."""
         with self.lock:
             self.closed = True
             for bell in self.bells:
@@ -71,18 +71,18 @@ if hasattr(os, "register_at_fork"):
 
 
 def run_in_shares(kernel: Any, rows: int, threads: int, wake: bool, arguments: Sequence[Any]) -> int | None:
-    """The sum of what ``kernel(first, last, *arguments)`` returns for shares of the rows.
+    """The sum of the results of ``kernel(first, last, *arguments)`` for shares of the rows.
 
     Args:
         kernel: A compiled loop.
-        rows: How many there are.
-        threads: How many there may be, with the caller.
-        wake: Whether sleeping ones are worth it.
+        rows: Number of rows.
+        threads: Largest number of threads, including the caller.
+        wake: Whether to wake sleeping threads.
         arguments: NumPy arrays and numbers.
 
     Returns:
-        None, and nothing is done, where the caller does better alone: another thread has the workers, or they sleep, or
-        the loop is no machine code. None after an error, too, for the caller to meet it.
+        None, with nothing done, if the caller should work alone: because another thread has the workers, because they
+        sleep, or because the loop is not machine code. Also None after an error, so that the caller raises it.
     """
     if not _workers.lock.acquire(blocking=False):
         return None
@@ -99,7 +99,7 @@ def run_in_shares(kernel: Any, rows: int, threads: int, wake: bool, arguments: S
             offer(job, rows, min(rows, SHARES_A_THREAD * threads), threads - 1, entry.address, address)
             if wake:
                 _workers.wake(threads - 1)
-        finally:  # also where the user interrupts: shares that others do need the data until they are done
+        finally:  # even if the user interrupts: shares in progress need the data until they are done
             lead(job)
     finally:
         _workers.lock.release()
