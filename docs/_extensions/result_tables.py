@@ -2,19 +2,15 @@
 
     python docs/_extensions/result_tables.py
 
-writes them into the pages anew, from benchmarks/results and experiments/results; a test compares the pages with the
-measurements.
+writes them into the pages anew, from benchmarks/results; a test compares the pages with the measurements.
 """
 
 import csv
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
-OF_EXPERIMENTS = DOCS.parent / "experiments" / "results"
 Row = dict[str, str]
 
 
@@ -56,19 +52,11 @@ def chains(rows: list[Row]) -> Iterable[list[str]]:
         yield [f"{row['kernel']}, {row['start']}", *shown]
 
 
-def methods(rows: list[Row]) -> Iterable[list[str]]:
-    """A line for each row of an experiment's table, with the means over its seeds."""
-    yield ["method", *(name for name in rows[0] if name != "row")]
-    yield from ([row["row"], *(value for name, value in row.items() if name != "row")] for row in rows)
-
-
 TABLES: dict[str, tuple[str, Callable[[list[Row]], Iterable[list[str]]]]] = {  # the file of results, to page and table
     "peers": ("coming_from.md", peers),
     "peer_times": ("coming_from.md", times_of_peers),
     "estimator_steps": ("guide/costs.md", steps),
     "khot_swap": ("guide/mcmc.md", chains),
-    "variable_selection_methods_diabetes": ("guide/variable_selection.md", methods),
-    "variable_selection_methods_genomics": ("guide/variable_selection.md", methods),
 }
 
 
@@ -77,30 +65,15 @@ def filled(page: Path) -> str:
     text = page.read_text(encoding="utf-8")
     for name, (home, table) in TABLES.items():
         if page == DOCS / home:
-            source = _source(name).relative_to(DOCS.parent).as_posix()
-            before, after = f"<!-- from {source} -->\n\n", "\n<!-- end -->"
+            before, after = f"<!-- from benchmarks/results/{name}.csv -->\n\n", "\n<!-- end -->"
             start = text.index(before) + len(before)
             text = text[:start] + _markdown(table(_read(name))) + text[text.index(after, start - 1) :]
     return text
 
 
-def _source(name: str) -> Path:
-    of_experiment = OF_EXPERIMENTS / f"{name}.json"
-    return of_experiment if of_experiment.exists() else RESULTS / f"{name}.csv"
-
-
 def _read(name: str) -> list[Row]:
-    source = _source(name)
-    if source.suffix == ".json":
-        rows = json.loads(source.read_text(encoding="utf-8"))["rows"]
-        return [{"row": row, **_means(of_columns)} for row, of_columns in rows.items()]
-    with source.open(newline="", encoding="utf-8") as file:
+    with (RESULTS / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
-
-
-def _means(of_columns: dict[str, dict[str, Any]]) -> Row:
-    means = {name: of_column["mean"] for name, of_column in of_columns.items() if name != "paper"}
-    return {name: "–" if mean is None else f"{mean:#.3g}".rstrip(".") for name, mean in means.items()}
 
 
 def _markdown(lines: Iterable[list[str]]) -> str:
