@@ -136,7 +136,7 @@ def test_a_link_whose_value_is_no_constant_goes_by_its_identity():
 
 
 def test_one_name_one_class():
-    with pytest.raises(ValueError, match=r"`name` of a link must be its own, but 'tests.steep' is the name of .*Named"):
+    with pytest.raises(ValueError, match=r"`name` of a link must be unique, but 'tests.steep' is the name of .*Named"):
 
         class Again(Steep, name="tests.steep"):
             pass

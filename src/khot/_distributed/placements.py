@@ -46,7 +46,7 @@ def shard_axis(placement: "Placement") -> int | None:
 
 
 def check_spread(name: str, value: "DTensor", lead: str, mesh: "DeviceMesh") -> None:
-    """ValueError unless the tensor lies on this mesh, on contiguous shards, replicas or partial sums."""
+    """Raises a ValueError unless the tensor is on this mesh, with contiguous shards, replicas or partial sums."""
     if value.device_mesh != mesh:
         raise ValueError(f"`{name}` must be on the device mesh of `{lead}`, {mesh}, but is on {value.device_mesh}")
     kinds = torch.distributed.tensor

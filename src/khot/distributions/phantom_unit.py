@@ -42,8 +42,8 @@ class PhantomUnit(SamplingDesign):
 
     As x and the phantom determine each other, this design has what the wrapped design has: ``mean`` (equal to ``probs``
     if it is in the wrapped design), ``log_prob``, ``entropy``, ``pairwise_inclusion`` and ``mode``. All are
-    differentiable in the parameter, including through the phantom's probability. What the wrapped design lacks raises
-    NotImplementedError. ``k`` is the smaller of the two sizes.
+    differentiable in the parameter, including through the phantom's probability. Members that the wrapped design
+    lacks raise NotImplementedError. ``k`` is the smaller of the two sizes.
 
     Probabilities in bfloat16 or float16 are used as they are, with the sum that they have. If rounding must not change
     the size, pass ``logits``, from which the probabilities are computed in float32.

@@ -1,4 +1,4 @@
-"""The pivotal method: duels between units that preserve inclusion probabilities, in random or in given order."""
+"""The pivotal method: duels between units that preserve inclusion probabilities, in a random or a given order."""
 
 import math
 

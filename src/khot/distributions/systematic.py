@@ -1,4 +1,4 @@
-"""Systematic sampling: one uniform number for all units, in random or in given order."""
+"""Systematic sampling: one uniform number for all units, in a random or a given order."""
 
 import torch
 from torch import Tensor

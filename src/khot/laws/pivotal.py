@@ -1,4 +1,4 @@
-r"""The pivotal method: duels between units that preserve inclusion probabilities, in random or in given order.
+r"""The pivotal method: duels between units that preserve inclusion probabilities, in a random or a given order.
 
 In the given order unit i duels the carrier, the one earlier unit that is still undecided. With V the cumulative sum of
 the probabilities, the carrier's probability before duel i is r_{i-1}, the fractional part of V_{i-1}, whichever unit it
@@ -40,7 +40,7 @@ KEPT_UNITS = 2**17  # beyond this, balanced probabilities and a copy to detect c
 
 
 class Duels(NamedTuple):
-    """The duels in given order; tensors of the shape of ``probs``, bool, or float64 unless stated otherwise."""
+    """The duels in the given order; tensors of the shape of ``probs``, bool, or float64 unless stated otherwise."""
 
     certain: Tensor  # bool: units of probability 1; chosen without a duel, they have probability 0 below
     crossing: Tensor  # bool: the duel chooses one of the two, rather than excluding one
@@ -95,7 +95,7 @@ def draw_in_order(
 def draw_in_random_order(
     probs: Tensor, k: Tensor, draws: int, generator: torch.Generator | None = None, kept: Kept | None = None
 ) -> Tensor:
-    """Draws ``(draws, ..., n)``, each in an order of its own."""
+    """Draws ``(draws, ..., n)``, each in its own order."""
     if probs.numel() <= KEPT_UNITS:
         return tournament(kept_if_constant(kept, balance, probs, k), draws, generator)
     return tournament(probs, draws, generator, missing_share(probs, k))

@@ -1,4 +1,4 @@
-r"""Systematic sampling: one uniform number for all units, in random or in given order.
+r"""Systematic sampling: one uniform number for all units, in a random or a given order.
 
 In the given order, the units lie one after the other on a line, unit i on :math:`[V_{i-1}, V_i)` with V the cumulative
 sum of the probabilities. The points u, u + 1, u + 2, ..., with u uniform on [0, 1), choose the units that they fall on.
@@ -130,7 +130,7 @@ def draw_in_order(
 def draw_in_random_order(
     probs: Tensor, k: Tensor, draws: int, generator: torch.Generator | None = None, kept: Kept | None = None
 ) -> Tensor:
-    """Draws ``(draws, ..., n)``, each in an order of its own."""
+    """Draws ``(draws, ..., n)``, each in its own order."""
     shape = torch.Size((draws, *probs.shape))
     order = random_numbers.shuffled(shape, probs.device, generator)
     end = line(probs.expand(shape).gather(-1, order))

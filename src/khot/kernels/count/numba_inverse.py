@@ -117,7 +117,7 @@ def _search(target, k, goal, rows, right, weight, history, work):
     """
     aim, z, p, q, complement, inclusion = rows
     variance = balance(target, k, p, q, 0.0, max(EPS, 1e-3 * goal))
-    for i in range(aim.shape[0]):  # numba compiles twenty functions more for a copy of a whole array
+    for i in range(aim.shape[0]):  # copying a whole array makes numba compile 20 more functions
         aim[i] = target[i]
     guess(aim, k, variance, p, q, z)
     last, size = np.inf, 1 + _largest(target)

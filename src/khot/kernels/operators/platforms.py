@@ -44,7 +44,7 @@ def lacks_triton() -> str | None:
 @functools.cache  # so that it warns once in a process
 def warn_without_triton() -> None:
     """Warns that an accelerator runs plain torch because Triton is missing or too old."""
-    message = f"plain torch computes what has faster kernels: {lacks_triton()}"
+    message = f"plain torch computes instead of the faster kernels: {lacks_triton()}"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
