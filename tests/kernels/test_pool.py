@@ -11,6 +11,7 @@ pytest.importorskip("numba", reason="the loops need numba, which is not installe
 from khot.kernels.cpu.loops import ITEMS_A_WAKING, kernel, over_rows
 from khot.kernels.cpu.pool import shares
 from khot.kernels.cpu.pool import workers as pool
+from khot.kernels.cpu.pool.entries import entry_of
 
 THREADS = 3
 WORK = 2 * ITEMS_A_WAKING  # items that are worth waking threads for
@@ -47,7 +48,15 @@ def _meet(first, last, flags, rows, turns):
     return 1 if turns > 0 else 0
 
 
-visit, refuse, meet = kernel(_visit), kernel(_refuse), kernel(_meet)
+def _visit_in_tuples(first, last, arrays, numbers):
+    seen, weights = arrays
+    factor, (doubled, offset) = numbers
+    for row in range(first, last):
+        seen[row, 0] += factor * weights[row] * (2 if doubled else 1) + offset
+    return last - first
+
+
+visit, refuse, meet, visit_in_tuples = kernel(_visit), kernel(_refuse), kernel(_meet), kernel(_visit_in_tuples)
 
 
 def check_visits(rows: int, doubled: bool) -> None:
@@ -62,6 +71,17 @@ def check_visits(rows: int, doubled: bool) -> None:
 def test_each_row_is_done_once():
     for turn in range(100):
         check_visits(2 + 17 * turn, doubled=turn % 2 == 0)
+
+
+@pytest.mark.parametrize("doubled", [2, True], ids=["words", "truth_value"])
+def test_tuples_of_arguments(doubled):
+    """Also nested ones; one with a truth value, which is no word in memory, is for the caller alone."""
+    for rows in (10, 1000):
+        seen, weights = np.zeros((rows, 3)), np.arange(rows)
+        assert over_rows(visit_in_tuples, rows, WORK, (seen, weights), (3, (doubled, 0.5))) == rows
+        np.testing.assert_array_equal(seen[:, 0], 6 * weights + 0.5)
+        entry = entry_of(visit_in_tuples, ((seen, weights), (3, (doubled, 0.5))))
+        assert (entry is None) == (doubled is True)
 
 
 def test_rows_are_done_at_the_same_time():

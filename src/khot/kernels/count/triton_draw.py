@@ -21,7 +21,7 @@ DRAWN = 16  # entries of the lowest level that a thread draws
 
 @triton.jit
 def _draw_level(
-    x_ptr, above_ptr, noise_ptr, count_above_ptr, count_ptr, nodes, parents, width, wide, chunk, full,
+    x_ptr, above_ptr, noise_ptr, count_above_ptr, count_ptr, nodes, parents, width, wide, chunk,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From counts of the parents, (ROWS, chunk, parents), to those of their children."""
@@ -33,7 +33,7 @@ def _draw_level(
         c = tl.load(count_above_ptr + draw * parents + parent, mask=there, other=0)
         left = x_ptr + (row * nodes + 2 * parent) * width
         total = tl.load(above_ptr + (row * parents + parent) * wide + c, mask=paired, other=0.0)
-        target = total * tl.load(noise_ptr + draw * full + parent, mask=paired, other=0.0)
+        target = total * tl.load(noise_ptr + draw * (nodes // 2) + parent, mask=paired, other=0.0)
         cumulative = tl.zeros((BLOCK,), tl.float64)
         index, possible = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
         for i in range(width):
@@ -76,14 +76,14 @@ def _store_draws(
         tl.store(out_ptr + at, count == 1, mask=there)
 
 
-@triton.jit(do_not_specialize=["scratch_size", "n", "rows", "samples", "chunk", "bound", "levels"])
+@triton.jit(do_not_specialize=["scratch_size", "n", "rows", "samples", "chunk", "parity", "bound", "levels"])
 def _forest_draw(
-    leaf_ptr, root_ptr, noise_ptr, out_ptr, scratch_ptr, count_ptr, scratch_size, n, rows, samples, chunk, bound,
-    levels, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    leaf_ptr, root_ptr, noise_ptr, out_ptr, scratch_ptr, count_ptr, scratch_size, n, rows, samples, chunk, parity,
+    bound, levels, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Names as in :func:`launch_draw`."""
-    trees, row_blocks, full = trees_of(n, levels), tl.cdiv(rows, ROWS), tl.minimum(n, 1 << levels)
-    tasks, parity = trees * row_blocks * tl.cdiv(samples, chunk), ROWS * chunk * full
+    trees, row_blocks = trees_of(n, levels), tl.cdiv(rows, ROWS)
+    tasks = trees * row_blocks * tl.cdiv(samples, chunk)
     x_ptr = scratch_ptr + tl.program_id(0).to(tl.int64) * scratch_size
     count_ptr += tl.program_id(0).to(tl.int64) * (2 * parity)
     for task in range(tl.program_id(0), tasks, tl.num_programs(0)):
@@ -105,12 +105,12 @@ def _forest_draw(
             below = at - ROWS * nodes * width
             _draw_level(
                 x_ptr + below, x_ptr + at, noise, count_ptr + here, count_ptr + (parity - here), nodes, parents, width,
-                wide, chunk, full, ROWS, BLOCK,
+                wide, chunk, ROWS, BLOCK,
             )  # fmt: skip
             tl.debug_barrier()
             at = below
             here = parity - here
-            noise += parents
+            noise += ROWS * chunk * (nodes // 2)
         _store_draws(count_ptr + here, out_ptr, units, unit_0, row_0, rows, sample_0, samples, chunk, n, ROWS, BLOCK)
         tl.debug_barrier()
 
@@ -134,6 +134,6 @@ def launch_draw(leaf: Tensor, bound: int, levels: int, counts: Tensor, generator
     with on_device(leaf):
         _forest_draw[(programs,)](
             leaf.mT.contiguous(), counts.int().contiguous(), noise, out, scratch, drawn, size,
-            n, rows, samples, chunk, bound, levels, ROWS=abreast, BLOCK=how.block, num_warps=how.warps,
+            n, rows, samples, chunk, parity, bound, levels, ROWS=abreast, BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
     return out.permute(2, 1, 0)
