@@ -1,4 +1,4 @@
-"""Everything that khot uses of torch without a promise of stability, in one place, where new releases are handled."""
+"""All parts of torch that khot uses without a promise of stability, in one place, where new releases are handled."""
 
 import inspect
 import sys

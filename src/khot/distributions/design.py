@@ -1,4 +1,4 @@
-"""The base of all sampling designs: laws on the k-hot vectors in {0, 1}ⁿ, of which every draw has exactly k ones.
+"""The base of all sampling designs: laws on the k-hot vectors in {0, 1}ⁿ, with exactly k ones in every draw.
 
 This module contains what they have in common: the two parametrisations, their checks, shapes, ``expand``, enumeration,
 and the moments that follow from first- and second-order inclusion probabilities. A design adds its law.

@@ -25,8 +25,7 @@ class Sampford(SamplingDesign):
     exact ``log_prob`` and draws at O(n log² n) cost, in float64. There is no rejection, however close to 1 a
     probability is. For k = 2 the law is that of :class:`~khot.Brewer`. The most probable vector has the k largest
     ``probs``. The entropy has no closed form; it is a sum over all vectors if C(n, k) is at most 1,000,000. Memory is
-    as for
-    :class:`~khot.ConditionalPoisson`, and up to twice as much for one long row.
+    as for :class:`~khot.ConditionalPoisson`, and up to twice as much for one long row.
 
     All results are differentiable to any order in ``logits``, and in ``probs`` along changes that keep the sum.
 

@@ -1,6 +1,7 @@
 r"""Brewer's draw-by-draw method: exactly the given inclusion probabilities from k draws of one unit each.
 
-Let m units be still to draw and c be the sum of :math:`1 - \pi_i` over those drawn. The next unit is j with weight
+Let m be the number of units still to draw, and c the sum of :math:`1 - \pi_i` over those drawn. The weight of the next
+unit j is
 
 .. math:: w_j = \pi_j r_j, \qquad r_j = \frac{1}{m} + \frac{(m - 1)(m + c)}{m \, (c + m (1 - \pi_j))},
 

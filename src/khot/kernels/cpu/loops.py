@@ -117,7 +117,6 @@ def over_rows(kernel: Callable[..., int], rows: int, items: int, *arguments: Any
 
     Returns:
         The sum of the kernel's results.
-        The sum of what the kernel returns.
     """
     work = items + ITEMS_A_ROW * rows
     threads = min(rows, work // ITEMS_A_THREAD)

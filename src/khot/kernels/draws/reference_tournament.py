@@ -121,7 +121,7 @@ def _duel(left: Tensor, right: Tensor, luck: Tensor) -> tuple[Tensor, Tensor, Te
     chosen = excess >= 0
     first = torch.where(chosen, 1 - left, right)
     total = torch.where(chosen, 1 - right, left).add_(first)
-    # The unit on the right is chosen with its share of the total, or goes on with it. If a + b is 1 up to rounding,
-    # both have the same effect.
+    # The unit on the right is chosen, or goes on, with a probability equal to its share of the total. If a + b is 1 up
+    # to rounding, both have the same effect.
     right_goes_on = (luck * total < first) ^ chosen
     return chosen, right_goes_on, torch.where(chosen, excess, total)

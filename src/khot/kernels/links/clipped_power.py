@@ -65,7 +65,7 @@ def _power(z: Tensor, exponent: float) -> Tensor:
     return root * root * z if exponent % 2 else root * root
 
 
-_kept_clipped_power = lru_cache(maxsize=256)(ClippedPower)  # few, as an annealed exponent is another each step
+_kept_clipped_power = lru_cache(maxsize=256)(ClippedPower)  # not more, as an annealed exponent changes in each step
 
 
 def clipped_power(p: float, is_compiling: bool | None = None) -> ClippedPower:

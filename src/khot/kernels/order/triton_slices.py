@@ -3,7 +3,7 @@
 A program computes a tile from the z of its rows and the cuts around its columns, all in sorted order, and writes or
 reads each row at the original position of its item. Arithmetic is in float32, or in float64 for float64. Only the
 distances between items and cuts are computed in float64, since far from 0 they would otherwise have no digits. Only
-tiles that the items cross have entries that are not products; as rows and columns are sorted, two numbers of each tell.
+tiles that the items cross have entries that are not products; two numbers of a row or column, sorted, show which.
 
 Layout: items, order (rows, n), cuts as items and offsets (rows, n - 1) in float64, P (rows, n, n), all contiguous. The
 derivative stores the sums of each tile over its rows and over its columns, (rows, tiles, n), which are added up at the
