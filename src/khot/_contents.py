@@ -1,4 +1,4 @@
-"""When the contents of tensors may be looked at: not by a tracer, and on an accelerator only if validation is on."""
+"""When the contents of tensors may be read: not by a tracer, and on an accelerator only if validation is on."""
 
 import math
 

@@ -164,7 +164,7 @@ def compare_estimators(
             log_prob and for large C(n, k).
 
     Returns:
-        A :class:`Comparison`. What an estimator does not support, such as too few samples, is listed as skipped.
+        A :class:`Comparison`. Combinations that are not supported, such as too few samples, are listed as skipped.
 
     Raises:
         TypeError: If a design is not a SamplingDesign, or another argument has the wrong type.
@@ -205,13 +205,13 @@ def _add_reports(
     num_repeats: int,
     exact: Tensor | None,
 ) -> None:
-    """Adds those of one design, for pairs of an estimator and a number of samples."""
+    """Adds the results of one design, for pairs of an estimator and a number of samples."""
     design = _differentiable(member)
     exact = _exact_gradient(design, f) if exact is None else _flat(exact, member)
     for (name, estimator), size in settings:
         one = partial(_gradient, design, f, estimator, size)
         try:
-            one()  # untimed: first calls are slow
+            one()  # not timed, because first calls are slow
         except (NotImplementedError, ValueError) as error:
             comparison.skipped.append(f"{name} on {design_name} with num_samples={size}: {error}")
             continue

@@ -46,10 +46,10 @@ def finite_difference(
     equally likely, 2 times if the mode has probability 0.5 and 37 times at 0.89. Each draw costs k (n - k) further
     evaluations without gradient; ``partners="drawn"`` needs only n, one partner for each unit, with a larger variance.
     The laws of the partners take O(n² k) time for each row and O(n²) for each draw. Differentiable once. Parameters in
-    f get the mean of their gradients at the draws. The phantom of a :class:`~khot.PhantomUnit` is a unit as any other.
+    f get the mean of their gradients at the draws. The phantom of a :class:`~khot.PhantomUnit` is like any other unit.
 
     Args:
-        design: A ConditionalPoisson, a PhantomUnit of it, or several latents of one made independent by ``to_event``.
+        design: A ConditionalPoisson, a PhantomUnit of it, or several of one kind made independent by ``to_event``.
         f: Maps values ``(m, *batch_shape, *event_shape)`` to losses ``(m, *batch_shape)``, for any m.
         num_samples: Number of independent draws, S.
         partners: ``"all"`` or ``"drawn"``.
@@ -60,7 +60,7 @@ def finite_difference(
         Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
 
     Raises:
-        TypeError: If ``design`` is no distribution, ``chunk_size`` no int, or f returns no floating-point tensor.
+        TypeError: If an argument has the wrong type, or f returns no floating-point tensor.
         ValueError: If ``num_samples`` or ``chunk_size`` < 1, ``partners`` is unknown, or f returns the wrong shape.
         NotImplementedError: If ``design`` is not one of the above.
 

@@ -73,7 +73,7 @@ def score_function(
     * ``"moving_average"``: the mean of the losses of the preceding draws in the same call, 0 for the first. Nothing is
       kept from one call to the next; for that, and for S = 1, use a :class:`~khot.MovingAverage` object.
     * a function ``baseline(design)`` that returns a number or a tensor that broadcasts to ``batch_shape``, such as a
-      learned critic. It never sees the draws. Its method ``update``, if any, gets the detached losses afterwards.
+      learned critic. It never sees the draws. If it has a method ``update``, this gets the detached losses afterwards.
 
     Parameters inside f get the mean of their gradients. Derivatives of the surrogate of any order are unbiased. On
     :class:`~khot.ConditionalPoisson` this is SFESS, except that its published control variate includes a draw's own

@@ -64,7 +64,7 @@ def subset_categorical(design: SamplingDesign) -> Categorical:
 
 
 def _categorical(design: SamplingDesign) -> Categorical:
-    """The law of the number of a subset, of a design of computing dtype."""
+    """The law of the number of a subset, for a design in the dtype of the computation."""
     n, sizes = design.event_shape[0], design.sizes("subset_categorical")
     counts = {k: math.comb(n, k) for k in sizes}
     if max(counts.values(), default=0) > MAX_SUPPORT:

@@ -1,4 +1,4 @@
-"""The largest entropy of a design of given inclusion probabilities, that of the conditional Poisson design."""
+"""The largest entropy of designs with given inclusion probabilities, which is that of conditional Poisson sampling."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Independent units among which a given number of ones is likely, and their product tree; rows by slabs of them.
+"""Independent units among which a given number of ones is likely, and their product tree; many rows in slabs.
 
-See :mod:`khot.laws.conditional_poisson`, all of whose functions that no kernel takes are functions of such a tree.
+All functions of :mod:`khot.laws.conditional_poisson` that have no kernel are functions of such a tree.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from .size_range import SizeRange, centred
 
 Size = int | Tensor | SizeRange
 
-SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
+SHORT_ROW = 24  # up to this n, sorting is cheaper; P(B = k) >= 2^-n is harmless because all convolutions are direct
 FAR = 200.0  # e^-100 is negligible compared with 1
 WHOLE = 2**17  # entries of rows that are processed as a whole: some 50 MB, and nothing is computed twice
 SLAB = 2**14  # beyond that, entries whose product trees are built at a time
@@ -150,7 +150,7 @@ def tilted_by_rows(
     kept: Kept | None = None,
     balanced: bool = False,
 ) -> Tensors:
-    """``function(tilt(logits, k))``, of many rows on a CPU by slabs: a tree takes a hundred times its logits."""
+    """``function(tilt(logits, k))``; many rows on a CPU in slabs, because a tree takes 100 times their memory."""
     if forest_roots.is_fused(logits) or logits.numel() <= WHOLE or logits.numel() == logits.shape[-1]:
         return function(tilt(logits, k, kept, balanced))
     ends = k if isinstance(k, SizeRange) else (k,)

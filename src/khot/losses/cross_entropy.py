@@ -96,7 +96,7 @@ def _logs_of_target(
 
 
 def _log_of_sum(weights: Tensor, logs: Tensor) -> Tensor:
-    """Logarithm of the weighted sum of exponentials over the first axis; no gradient where all of them are 0."""
+    """Logarithm of the weighted sum of exponentials over the first axis, without gradient where all of them are 0."""
     impossible = (logs.detach() == -torch.inf).all(0)
     logs = logs.masked_fill(impossible, 0.0)
     highest = logs.detach().masked_fill(weights <= 0, -torch.inf).amax(0)

@@ -116,7 +116,7 @@ def fenchel_young_topk_loss(
         Tensor of the batch shape, or a scalar, of the dtype of ``x``.
 
     Raises:
-        ValueError: If the target is not like ``x`` or outside the domain, or an argument is out of range.
+        ValueError: If the target has the wrong shape or is outside the domain, or an argument is out of range.
         TypeError: If an argument has the wrong type or dtype.
 
     References:
@@ -186,9 +186,9 @@ def _check_shape_of_target(target: Any, x: Tensor) -> None:
 
 
 def _check_target(target: Tensor, x: Tensor, y: Tensor, k: float | Tensor, domain: str, dtype: torch.dtype) -> None:
-    """Finite entries in the domain of a kind of map, and where scores are infinite those of the mask y.
+    """Checks for finite entries in the domain of the map that agree with the mask y where scores are infinite.
 
-    Its sum may be off by the rounding of its own dtype, and by that of the dtype which x was given in.
+    Sums may be off by the rounding of the target's dtype, and by that of ``dtype``, in which x was given.
     """
     rounding, target = max(_rounding(dtype), _rounding(target.dtype)), target.to(x.dtype)
     if not bool(target.isfinite().all()):

@@ -94,7 +94,7 @@ def topk_attention(
 
 
 def _weights_of_some(scores: Tensor, sizes: Any, softness: float | Tensor | None, relaxation: Relaxation) -> Tensor:
-    """:func:`_weights`, and zeros of queries that may attend to no key, whose softmax is NaN."""
+    """:func:`_weights`, with zeros for queries that may attend to no key, whose softmax would be NaN."""
     allowed = (scores > -torch.inf).any(-1, keepdim=True)
     sizes = torch.where(allowed.squeeze(-1), sizes, torch.ones_like(sizes))
     return _weights(scores.masked_fill(~allowed, 0.0), sizes, softness, relaxation) * allowed

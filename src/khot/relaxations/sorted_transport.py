@@ -151,7 +151,7 @@ def sorted_transport_topk(
 
 
 def _columns(x: Tensor, k: int, epsilon: float | Tensor, tol: float, max_iter: int) -> Tensor:
-    """Of rows x (..., n), with columns as rows (..., k, n)."""
+    """The plans of rows x (..., n), with columns as rows (..., k, n)."""
     on_host = x.is_cuda and not torch.compiler.is_compiling()
     half = in_rows_of(x, epsilon, on_host) / 2
     if not may_have_excluded(x):

@@ -132,7 +132,7 @@ def bernoulli_count_derivative(
 
 @per_row
 def _draw_block(table, p, q, start, stop, counts, seed, origin, out):
-    """Draws units ``stop - 1``, ..., ``start`` of many draws; ``counts`` are those of the units up to there.
+    """Draws units ``stop - 1``, ..., ``start`` of many draws, given the ``counts`` of ones among the units up to there.
 
     ``origin`` is the first draw, the row and the first unit, as random numbers count them.
     """

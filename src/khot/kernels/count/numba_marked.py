@@ -39,7 +39,7 @@ _log = LOG[np.float64]
 
 
 class Chances(NamedTuple):
-    """The balanced probabilities of a row, those of zero, and the weights of marks, which are their products."""
+    """The balanced probabilities of ones and of zeros in a row, and the weights of marks, which are their products."""
 
     p: Array
     q: Array
@@ -78,7 +78,7 @@ def _balance(probs, k, chances):
 
 @per_row
 def _plan_marked(chances, k, table, marked):
-    """Makes both tables; with P(B = k) and the weight of all marks."""
+    """Computes both tables; returns them with P(B = k) and the weight of all marks."""
     p, q, weight = chances
     chance, table = plan(p, q, k, table)
     marked = beside(table, marked, p.shape[0])

@@ -43,13 +43,13 @@ _exp = EXP[np.float64]
 
 
 class Table(NamedTuple):
-    """The laws of the number of ones among the first units of a row, as far as they are kept."""
+    """The laws of the numbers of ones among the first units of a row, as far as they are kept."""
 
-    first: Array  # the least and the largest count that is kept of the first 0, ..., n units
+    first: Array  # the smallest and the largest count that is kept for the first 0, ..., n units
     last: Array
     length: int  # units of a block
     stride: np.uint64  # width of a row
-    rows: Array  # those of one block, of which the first is that of the units before it
+    rows: Array  # of one block; the first row is that of the units before it
     marks: Array  # the first rows of all blocks
 
 
@@ -188,7 +188,7 @@ def fill(table, p, q, start, stop):
 
 @per_row
 def fill_along(table, bent, p, q, s, t, start, stop):
-    """:func:`fill` of the table ``bent`` beside a table that is already filled, as in :func:`mixed_along`."""
+    """:func:`fill` of ``bent`` beside a table that is already filled, as in :func:`mixed_along`."""
     first, last, at = table.first, table.last, ONE
     for i in range(start, stop):
         source, width = at + shift_of(first, i) - ONE, width_of(first, last, i + 1)
@@ -211,7 +211,7 @@ def copy_row(source, at, target, to, stride):
 
 @inlined
 def _last_entry(table, rows, n, k):
-    """That of k ones among all units, of the rows of the last block."""
+    """The entry of k ones among all units, in the rows of the last block."""
     place = U(n - (n - 1) // table.length * table.length) * table.stride
     return rows[place + U(1 + k - table.first[n])]
 
@@ -232,7 +232,7 @@ def _climb(table, p, q, k):
 
 @per_row
 def climb_along(table, bent, p, q, s, t, k):
-    """The same for the table ``bent`` beside a table that is already computed, as in :func:`mixed_along`."""
+    """:func:`_climb` of ``bent`` beside a table that is already computed, as in :func:`mixed_along`."""
     n, length, stride = p.shape[0], table.length, table.stride
     begin(bent.rows, U(0), 0.0)
     for start in range(0, n, length):
@@ -249,7 +249,7 @@ def climb_along(table, bent, p, q, s, t, k):
 
 @per_row
 def restore(table, p, q, start, stop):
-    """Makes the rows of a block again, on the way back; those of the last one are there."""
+    """Computes the rows of a block again on the way back; the rows of the last block are still there."""
     if stop < p.shape[0]:
         copy_row(table.marks, U(start // table.length), table.rows, U(0), table.stride)
         fill(table, p, q, start, stop - 1)
@@ -257,7 +257,7 @@ def restore(table, p, q, start, stop):
 
 @per_row
 def restore_along(table, bent, p, q, s, t, start, stop):
-    """:func:`restore` of ``bent``, after that of the table beside it."""
+    """:func:`restore` for ``bent``, after the table beside it."""
     if stop < p.shape[0]:
         copy_row(bent.marks, U(start // table.length), bent.rows, U(0), table.stride)
         fill_along(table, bent, p, q, s, t, start, stop - 1)
@@ -271,13 +271,13 @@ def _with_rows(x, rows, stride):
 
 @per_row
 def empty_table(n):
-    """For :func:`plan` of rows of n units."""
+    """A table for :func:`plan` of rows of n units."""
     return Table(np.empty(n + 1, np.int64), np.empty(n + 1, np.int64), n, U(0), np.empty(0), np.empty(0))
 
 
 @per_row
 def beside(table, bent, n):
-    """``bent`` with as much room as the table has; its arrays are new if they are too small."""
+    """``bent`` with as much room as the table; its arrays are replaced if they are too small."""
     rows, marks = table.length + 1, (n - 1) // table.length + 1
     return Beside(_with_rows(bent.rows, rows, table.stride), _with_rows(bent.marks, marks, table.stride))
 

@@ -21,13 +21,13 @@ Array = np.ndarray[Any, Any]
 class Law(NamedTuple):
     """The law of the count of the units of a row."""
 
-    p: Array  # their chances of one and of zero
+    p: Array  # the probabilities of ones and of zeros
     q: Array
-    k: int  # a count that is about what is expected
+    k: int  # a count close to the expected one
     chance: float  # P(B = k)
-    nodes: int  # numbers of nodes and of terms; 0 in rows that the recursion takes
+    nodes: int  # numbers of nodes and of terms; 0 in rows that the recursion computes
     terms: int
-    table: Table  # of rows that the recursion takes
+    table: Table  # of rows that the recursion computes
 
 
 class Workplace(NamedTuple):

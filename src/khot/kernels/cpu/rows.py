@@ -52,7 +52,7 @@ def of_row(number, r):
 
 
 class Origin(NamedTuple):
-    """A threshold, as the distances of items from it are computed."""
+    """A threshold, in the form from which the distances of items are computed."""
 
     anchor: float
     inverse: float  # one over the scale

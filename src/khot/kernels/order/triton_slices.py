@@ -38,7 +38,7 @@ def one_minus_exp(h):
 
 @triton.jit
 def _tile(n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Row of the batch, and the row and column among the tiles, of this program; the numbers of these."""
+    """Row of the batch, row and column of tiles of this program, and the numbers of rows and columns of tiles."""
     row_tiles, column_tiles = tl.cdiv(n, ROWS), tl.cdiv(n, COLUMNS)
     program, tiles = tl.program_id(0).to(tl.int64), row_tiles * column_tiles
     tile = (program % tiles).to(tl.int32)

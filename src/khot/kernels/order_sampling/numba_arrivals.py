@@ -161,7 +161,7 @@ def add_inclusion(space, k, law, width, depth, result):
 
 @inlined
 def _multiply_and_add(factor, f, fg, z, product, a_sum, b_sum):
-    """:func:`.numba_plane.multiply`; and adds f and fg, divided by the factor, to the two sums."""
+    """:func:`.numba_plane.multiply`, which also adds f and fg, divided by the factor, to the two sums."""
     large, small, sign, _ = factor
     for i in range(z.real.shape[0]):
         a, b = large + small * z.real[i], sign * small * z.imaginary[i]

@@ -152,7 +152,7 @@ def _law_found(sides, places, depth, room, missing, came, rarer, usual):
 
 @kernel
 def _inclusion_rows(first, last, theta, k, given, depth, of_rows, left, result):
-    """``of_rows`` are results that products find again, see :func:`.reference.order_inclusion`."""
+    """``of_rows`` has results that products reuse, see :func:`.reference.order_inclusion`."""
     tilts, log_count, missing, came, ends = of_rows
     n, skipped = theta.shape[1], 0
     places, finite, drawn = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
@@ -187,7 +187,7 @@ def _inclusion_rows(first, last, theta, k, given, depth, of_rows, left, result):
 
 @kernel
 def _product_rows(first, last, theta, k, depth, of_rows, vector, changes, left, result):
-    """``changes`` are those of the units given N = k, of rows whose law the recursion has found; else it is empty."""
+    """``changes`` are those of units given N = k if the recursion has found the law of a row, and otherwise empty."""
     (tilts, log_count, missing, came, ends), given = of_rows, changes.size > 0
     n, skipped = theta.shape[1], 0
     places, finite, drawn = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)

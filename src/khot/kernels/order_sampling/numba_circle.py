@@ -77,7 +77,7 @@ def walk(sides, depth, of_nodes, s):
 
 @inlined
 def _rarer_fate(small, sign, cosine, sine):
-    """R of a unit at an angle, real and imaginary part."""
+    """Real and imaginary part of R of a unit at an angle."""
     large = 1.0 - small
     scale = small / (1.0 - 2.0 * small * large * (1.0 - cosine))
     return scale * (large * cosine + small), scale * (sign * large * sine)

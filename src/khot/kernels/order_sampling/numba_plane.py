@@ -1,4 +1,4 @@
-"""Complex numbers, one for each of some angles, as two arrays, and products of characteristic functions, in numba."""
+"""Complex numbers, one for each angle, as two arrays, and products of characteristic functions, in numba."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Plane(NamedTuple):
-    """Numbers of the complex plane."""
+    """Complex numbers."""
 
     real: Array
     imaginary: Array
@@ -21,13 +21,13 @@ class Plane(NamedTuple):
 
 @inlined
 def plane_of(rows, at, count):
-    """Two neighbouring rows, as many numbers of them."""
+    """The first numbers of two neighbouring rows."""
     return Plane(rows[at, :count], rows[at + 1, :count])
 
 
 @inlined
 def turn(angle, z):
-    """Writes e^(i angle) to the powers 0, 1, ...; few enough not to lose digits from one to the next."""
+    """Writes the powers 0, 1, ... of e^(i angle), which are too few to lose digits from one to the next."""
     a, b = math.cos(angle), math.sin(angle)
     c, d = 1.0, 0.0
     for j in range(z.real.shape[0]):

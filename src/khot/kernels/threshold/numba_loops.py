@@ -3,10 +3,10 @@
 A loop marks the rows that it leaves to the exact path: those with NaN, with numbers or a softness near the limits of
 the dtype, with contents that will raise an error, and those that the search of :mod:`.numba_root` does not solve.
 
-Its arguments are addresses of tensors, 0 for what is not wanted, and numbers. What travels together is a tuple: the
-scores and whether their absolute values count, as in signed masks, which share the loops of masks; anchor and offset of
-the threshold; the results of a derivative; k or the softness, see :func:`khot.kernels.cpu.rows.of_row`;
-the law of the link, see :func:`khot.kernels.links.base.link_numbers`.
+Its arguments are numbers and addresses of tensors; the address is 0 for results that are not wanted. Tuples group
+arguments that belong together: the scores and whether their absolute values count, since signed masks share the loops of
+masks; anchor and offset of the threshold; the results of a derivative; k or the softness, see
+:func:`khot.kernels.cpu.rows.of_row`; the law of the link, see :func:`khot.kernels.links.base.link_numbers`.
 """
 
 # mypy: disable-error-code="no-untyped-def"

@@ -136,7 +136,7 @@ def _placer(variant: str) -> Compiled:
             t = shrink(anchor, (0 - offset) * s, q)
             if q == 1:
                 return t, 1 / (s * t), offset
-            root = t ** (1 / q)  # and then one whose q-th power has all digits of t
+            root = t ** (1 / q)  # then corrected, so that its q-th power has all digits of t
             return t, 1 / (s * root * (1 + (t / root**q - 1) / q)), offset
 
     return origin_of
@@ -170,7 +170,7 @@ def filler(link: NumbaLink, variant: str, real: Real) -> Compiled:
 
 
 def _slopes_of(link: NumbaLink, real: Real) -> Compiled:
-    """``(a, origin, g, q, out)``: slopes f in ``out``; the sums of f, of z^q over the same entries, and of f g."""
+    """``(a, origin, g, q, out)``: writes slopes f; returns sums of f, of z^q over the same entries, and of f g."""
     terms, zero = link.terms, real(0)
 
     @summed
@@ -188,9 +188,9 @@ def _slopes_of(link: NumbaLink, real: Real) -> Compiled:
 
 
 def _pull_back_of(variant: str, real: Real) -> Compiled:
-    """``(a, origin, g, u, mean, rate, s, q, out)``: replaces slopes by dL/da, given the roots u; returns levers.
+    """``(a, origin, g, u, mean, rate, s, q, out)``: replaces slopes by dL/da, given the roots u; returns two levers.
 
-    These are the sums over entries that follow the threshold, and over capped ones.
+    The first is that of the entries that follow the threshold, the second that of the capped ones.
     """
     power, zero, one = power_below(variant, real), real(0), real(1)
 

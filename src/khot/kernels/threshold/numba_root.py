@@ -150,7 +150,7 @@ def _guess(mean, variance, s, quantile, normal, centre, spread):
 
 
 def _quantiles_of(link: NumbaLink) -> Compiled:
-    """``(share, q, known)``: what is ``known`` of a share k / n, see :func:`solver`."""
+    """``(share, q, known)``: what ``known`` has for a share k / n, see :func:`solver`."""
     quantile_of = link.quantile
 
     @per_row
@@ -165,9 +165,9 @@ def _quantiles_of(link: NumbaLink) -> Compiled:
 
 
 def _search_from_guess_of(scale: Scale, search: Compiled, shape: Shape, real: Real) -> Compiled:
-    """``(x, mean, variance, start, k, s, law, bound, known)``: a search from a start or, if that is NaN, from a guess.
+    """``(x, mean, variance, start, k, s, law, bound, known)``: searches from a start or, if that is NaN, from a guess.
 
-    It is LOST, too, if it does not pay.
+    Returns LOST if this does not pay.
     """
     scale_at, threshold, grows, compact = scale.at, scale.threshold, scale.grows, shape.compact
 
@@ -193,7 +193,7 @@ def _search_from_guess_of(scale: Scale, search: Compiled, shape: Shape, real: Re
 
 
 def _search_by_counting_of(scale: Scale, search: Compiled, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
-    """``(x, k, s, q, u, step)``: a search inside a bracket, for which see :func:`.numba_counting.encloser`."""
+    """``(x, k, s, q, u, step)``: a search inside a bracket, see :func:`.numba_counting.encloser`."""
     enclose, close_gap = encloser(scale, real), gap_closer(scale, link, shape, real)
     threshold, grows, quantile_of = scale.threshold, scale.grows, link.quantile
     is_exponential = shape.compact and not shape.reaches_zero

@@ -23,7 +23,7 @@ class Shape(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where the threshold of a row is, and what its scale is made of."""
+    """The threshold of a row, and the numbers that give its scale."""
 
     anchor: float
     offset: float

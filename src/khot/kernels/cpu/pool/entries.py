@@ -73,7 +73,7 @@ def _numbers(arguments: Sequence[Any]) -> list[Any]:
 
 
 def _code(kind: types.Type) -> str:
-    """How arguments of a type are packed; empty for other types, such as tuples with booleans, which are no words."""
+    """How arguments of a type are packed; empty for other types, such as tuples with booleans, which are not words."""
     if isinstance(kind, types.Array):
         return "q" * (5 + 2 * kind.ndim)
     if isinstance(kind, types.BaseTuple):
