@@ -31,7 +31,7 @@ TUTORIALS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "1_k_hot_from_scratch": lambda left: left["loss"](left["chosen"]) == 0 and left["bias"]["khot.reinmax"] < 0.1,
     "2_sparse_autoencoder": lambda left: max(left["numbers"]) > 40 and left["numbers"][-1] < 30,
     "3_bayesian_variable_selection": lambda left: (left["draws"].mean(0) - left["inclusion"]).abs().max() < 0.1,
-    "4_sampling_in_your_own_loop": lambda left: left["loss"](left["chosen"]) < 1.05 * left["loss"](left["greedy"]),
+    "4_sampling_in_your_own_loop": lambda left: left["loss"](left["chosen"]) < 0.7 * left["by_chance"].mean(),
 }
 SCRIPTS = {file.stem: file for file in sorted(FOLDER.glob("*.py"))}
 
