@@ -45,7 +45,7 @@ LAUNCH = 2e-6  # seconds that a launch takes however little it does
 
 
 class Device(NamedTuple):
-    """What a prediction needs to know of a device.
+    """What a prediction needs to know about a device.
 
     Attributes:
         name: An example.

@@ -32,7 +32,7 @@ paper's, is KL(softmax(logits), uniform on the n entries), "per-item" treats the
 sum_i KL(Bernoulli(pi_i), Bernoulli(k / n)). Whatever a network was trained with, the table has the exact term in its
 -ELBO, a bound on the negative log-likelihood of the hard model. It is looser in the Gumbel rows: there a finding about
 -ELBO is one about what can be shown of these methods as well as about how well they learn. The loss as trained, which
-is what the paper reports, stands beside it.
+is what the paper reports, is given beside it.
 
 Protocol: networks, optimiser, initial weights and minibatches are the same for every row, and so is the end of the
 training: the loss on the validation images has had no new minimum for some epochs, or all epochs are over. Scores are

@@ -27,7 +27,7 @@ torch.set_num_threads(1)  # threads would cost more than they save on tensors th
 #
 # There are 48 parts, each a direction in 24 dimensions: twice as many parts as dimensions, so that no change of
 # coordinates can separate them. A vector is the sum of 1 to 5 parts, with random positive weights. **Your data goes
-# here:** replace ``batch`` by a function that returns rows of your own, such as activations of a language model.
+# here:** replace ``batch`` with a function that returns rows of your own, such as activations of a language model.
 parts = nn.functional.normalize(torch.randn(PARTS, INPUTS), dim=-1)
 
 
@@ -46,7 +46,7 @@ print(f"{test_present.sum(-1).float().mean():.2f} parts per vector on average")
 # One training loop for all
 # -------------------------
 #
-# The encoder and the decoder are linear. Between them stands an activation, the only thing that we will change. The
+# The encoder and the decoder are linear. Between them is an activation, the only thing that we will change. The
 # columns of the decoder are the dictionary. They have unit length, because otherwise long columns could make up for
 # small activations.
 
@@ -206,7 +206,7 @@ for axis, (name, model) in zip(axes, {"TopK": sparse, "BatchTopK": flexible}.ite
     axis.set(title=name, xlabel="true parts of a vector", ylabel="active units, mean ± sd")
 
 # %%
-# To use the trained autoencoder elsewhere, replace the layer by a plain threshold, ``JumpReLU``. It computes the same
+# To use the trained autoencoder elsewhere, replace the layer with a plain threshold, ``JumpReLU``. It computes the same
 # codes, and depends on nothing but its input.
 exported = flexible.activation.to_jumprelu()
 with torch.no_grad():
@@ -219,7 +219,7 @@ with torch.no_grad():
 #
 # * Give the data more parts than there are units. Which parts are found: those with large weights, or the frequent
 #   ones?
-# * Some parts often occur together in practice. Draw ``present`` such that part 1 never comes without part 0. Does the
+# * Some parts often occur together in practice. Draw ``present`` so that part 1 never comes without part 0. Does the
 #   autoencoder still keep them apart?
 # * A Matryoshka autoencoder also reconstructs from the first 16 and the first 32 units alone. The recipes for PyTorch
 #   in the guide show its loss, which takes one line.

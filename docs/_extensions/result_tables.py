@@ -1,4 +1,4 @@
-"""Tables of measurements that stand in pages as Markdown, so that a repository page shows them, too.
+"""Tables of measurements that are in the pages as Markdown, so that a repository shows them as well.
 
     python docs/_extensions/result_tables.py
 

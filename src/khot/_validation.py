@@ -22,7 +22,7 @@ def tensors_among(*values: Any) -> list[Tensor]:
 def check_strided(name: str, value: Any, *, are_scores: bool = False, reads_layouts: bool | None = None) -> None:
     """Checks that a tensor is neither sparse nor nested: rows must have all their entries, and equal lengths.
 
-    ``reads_layouts`` tells whether to check, if the caller knows; Dynamo refuses to read a layout in a backward pass.
+    ``reads_layouts`` says whether to check, if the caller knows; Dynamo refuses to read a layout in a backward pass.
     """
     looks = not torch.compiler.is_compiling() if reads_layouts is None else reads_layouts
     if not looks or not isinstance(value, Tensor):

@@ -99,7 +99,7 @@ def _kept_line(probs: Tensor, kept: Kept | None) -> Tensor:
 
 
 def _joined(fraction: Tensor) -> Tensor:
-    """Makes fractions equal that differ only by rounding, also from 0 and 1."""
+    """Makes fractions that differ only by rounding equal, and rounds those next to 0 or 1."""
     ordered, order = fraction.sort(-1)
     first = ordered - pad(ordered[..., :-1], (1, 0)) > TOLERANCE  # the first of each group of equal ones
     position = torch.where(first, torch.arange(1, ordered.shape[-1] + 1, device=ordered.device), 0).cummax(-1).values

@@ -1,6 +1,6 @@
-"""Independent units among which a given number of ones is likely, and their product tree; rows by slabs of them.
+"""Independent units among which a given number of ones is likely, and their product tree, computed in slabs of rows.
 
-See :mod:`khot.laws.conditional_poisson`, all of whose functions that no kernel takes are functions of such a tree.
+See :mod:`khot.laws.conditional_poisson`: each of its functions that no kernel computes is a function of such a tree.
 """
 
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def expand(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
 def tilt(logits: Tensor, k: Size, kept: Kept | None = None, balanced: bool = False) -> Tilted:
     """The :class:`Tilted` of these logits, differentiable in them.
 
-    ``balanced`` tells that the expected number of ones is already k. In eager code on a CPU the tree contains plain
+    With ``balanced``, the expected number of ones is already k. In eager code on a CPU the tree contains plain
     numbers, and results get their derivatives from :mod:`khot.kernels.count.kept_tree`.
     """
     if forest_roots.is_fused(logits) or not runs_on_cpu(logits):

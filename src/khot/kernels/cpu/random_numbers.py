@@ -41,7 +41,7 @@ def uniform(high, low):
 
 @inlined
 def uniform_pair(seed, draw, row, place):
-    """The numbers of the even and of the odd unit that share a place."""
+    """The random numbers of an even unit and of the odd unit after it, which share a place in the counter."""
     words = random_words(seed, draw, row, place)
     return uniform(words[0], words[1]), uniform(words[2], words[3])
 

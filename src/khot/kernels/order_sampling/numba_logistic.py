@@ -69,7 +69,7 @@ class Sides(NamedTuple):
 
 @inlined
 def space(n, rows_of_units, rows_of_nodes):
-    """Rows that do not begin at the same offset of a page, which would cause false conflicts in a processor."""
+    """Empty rows that begin at different offsets of a page; equal offsets would cause false conflicts in a processor."""
     return Space(
         np.empty(n, np.int64), np.empty((3 + rows_of_units, n)), np.empty((4 + rows_of_nodes, MOST_NODES + STAGGER))
     )
