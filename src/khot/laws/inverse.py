@@ -270,7 +270,7 @@ _apply_covariance_solve = with_forward_mode(_CovarianceSolve, _covariance_solve_
 def _target(log_odds: Tensor, k: int | Tensor) -> Tensor:
     """The target log-odds, shifted so that the probabilities sum to k."""
     if log_odds.isnan().any():
-        raise RuntimeError("no logits found for these probabilities: there is NaN among them")
+        raise RuntimeError("no logits found for these probabilities, which contain NaN")
     target = log_odds.masked_fill(log_odds < math.log(NEGLIGIBLE), -torch.inf)
     target = target.masked_fill(log_odds > -math.log(CERTAIN), torch.inf)
     interior = target.isfinite()

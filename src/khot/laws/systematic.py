@@ -186,9 +186,9 @@ def mode_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor:
 
 
 def find(end: Tensor, u: Tensor, k: int) -> Tensor:
-    """The units that the points u, u + 1, ... fall on, ``(*sample, *batch, k)``: the first ones that end beyond.
+    """The units that the points u, u + 1, ... fall on, ``(*sample, *batch, k)``: the first that end beyond each.
 
-    ``end`` is that of :class:`Cuts`. Units that are as long as the distance of the points may be missed.
+    ``end`` is that of :class:`Cuts`. Units that are as long as the distance between points may be missed.
     """
     end = end.cummax(-1).values.view(-1, end.shape[-1])
     below_k = k * (1 - torch.finfo(u.dtype).eps)  # even if u + k - 1 rounds up

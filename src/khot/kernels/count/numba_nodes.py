@@ -36,7 +36,7 @@ LANES = 4  # nodes are processed in groups of four
 MOST = 32
 LEAST = 0.25  # variance of B below which rows are left to the recursion
 LIKELY = 0.25  # P(B = k) times a deviation of at least a half exceeds this if the expected number is k
-DIRECT = 64  # a series does not pay off in rows of at most this many units
+DIRECT = 64  # a series does not pay off in rows of fewer units
 BENNETT_STEPS = 3
 
 

@@ -87,7 +87,7 @@ def balance(z, k, p, q, close, rounding):
             lowest = highest = z[0]
             for i in range(m):
                 lowest, highest = min(lowest, z[i]), max(highest, z[i])
-            low, high = -highest - log(float(m)), -lowest + log(float(m))  # shifts with fewer and with more
+            low, high = -highest - log(float(m)), -lowest + log(float(m))  # shifts at which fewer and more are expected
         if excess > 0:
             high = done
         else:

@@ -53,7 +53,7 @@ def empty_draws(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
 
 @per_row
 def fill_uniform(seed, draw, row, first_unit, u):
-    """Numbers uniform on [0, 1) for the units of a row from an even unit on, as in ``uniform_rows``."""
+    """Numbers uniform on [0, 1) for the units of a row, starting with an even unit, as in ``uniform_rows``."""
     n = u.shape[0]
     for place in range(n // 2):
         u[2 * place], u[2 * place + 1] = uniform_pair(seed, draw, row, first_unit // 2 + place)

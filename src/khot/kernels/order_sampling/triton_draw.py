@@ -134,8 +134,8 @@ def _find(key, x_ptr, n, k, BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr):
         upto = tl.where(one >= k, one, tl.where(two >= k, two, tl.where(three >= k, three, upto)))
         low = tl.where(three < k, third, tl.where(two < k, second, tl.where(one < k, first, low)))
         below = tl.where(three < k, three, tl.where(two < k, two, tl.where(one < k, one, below)))
-        # If the ranks in between were uniform and independent, the wanted one would be about here. If they are not, every
-        # second step still narrows the range at least by a factor of four.
+        # If the ranks in between were uniform and independent, the wanted one would be about here. If they are not,
+        # every second step still narrows the range at least by a factor of four.
         width, number = high - low, (upto - below).to(tl.float32)
         share = ((k - below).to(tl.float32) + 0.5) / (number + 1.0)
         spread = DEVIATIONS * tl.sqrt(tl.maximum(share * (1.0 - share), 0.0) / (number + 2.0))
