@@ -214,7 +214,7 @@ def _pull_back(logits: Tensor, probs: Tensor, k: int | Tensor, family: str, goal
 class _CovarianceSolve(Function):
     """v with C v = b over the finite logits, for b with sum 0 there; v is 0 elsewhere.
 
-    The constant up to which v is determined is chosen such that sum D v = 0, with D the diagonal of C. A nonzero sum of
+    The constant up to which v is determined is chosen so that sum D v = 0, with D the diagonal of C. A nonzero sum of
     b is removed: in proportion to D if it is rounding, which corresponds to a symmetric matrix times b, else evenly.
     """
 

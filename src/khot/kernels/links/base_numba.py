@@ -1,4 +1,4 @@
-"""Links in numba: what a loop needs of a link, compiled for one link and one dtype.
+"""Links in numba: what a loop needs from a link, compiled for one link and one dtype.
 
 A link with a numba piece has the file ``<name>_numba.py`` beside that of its class, with a function
 ``numba_link(variant, real)`` that returns a record of compiled functions of single numbers. Their constants are numbers

@@ -153,7 +153,7 @@ def trapezoids(low, high, curvature, depth, space):
 
 
 def nodes_of(has_kinks):
-    """The nodes of a row; they return their number, -1 if there is no room for so many."""
+    """A function that writes the nodes of a row and returns their number, -1 if there is no room for so many."""
 
     @inlined
     def nodes(theta, ends, curvature, depth, space):
