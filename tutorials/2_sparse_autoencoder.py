@@ -115,7 +115,7 @@ report("plain", plain)
 # Keep the k largest
 # ------------------
 #
-# Now each vector may use 3 units only. Such a layer takes two lines of PyTorch: find the k largest activations, and set
+# Now each vector may use only 3 units. Such a layer takes two lines of PyTorch: find the k largest activations, and set
 # the others to zero. The gradient flows through those that are kept.
 
 
@@ -190,8 +190,8 @@ report("k = 3, dead units revived", train(Autoencoder(TopK(3, n=UNITS, dead_afte
 #
 # Our vectors have 1 to 5 parts, but every code has 3 units: too many for some, too few for others. ``BatchTopK`` keeps
 # the 3 · 256 largest activations *of the batch*, so that a vector of five parts may have five units and a vector of one
-# part gets along with one. In evaluation a threshold, learned along the way, takes the place of the batch. Then each
-# vector is encoded by itself.
+# part makes do with one. In evaluation a threshold, learned along the way, takes the place of the batch. Then each
+# vector is encoded on its own.
 flexible = train(Autoencoder(BatchTopK(3)))
 report("BatchTopK", flexible)
 
@@ -221,5 +221,5 @@ with torch.no_grad():
 #   ones?
 # * Some parts often occur together in practice. Draw ``present`` so that part 1 never comes without part 0. Does the
 #   autoencoder still keep them apart?
-# * A Matryoshka autoencoder also reconstructs from the first 16 and the first 32 units alone. The recipes for PyTorch
-#   in the guide show its loss, which takes one line.
+# * A Matryoshka autoencoder also reconstructs from only its first 16 and only its first 32 units. The recipes for
+#   PyTorch in the guide show its loss, which takes one line.

@@ -84,10 +84,10 @@ print(f"loss of the soft mask {relaxed_loss:.3f}, after rounding {loss(rounded):
 # One step of the loop
 # --------------------
 #
-# The loss should therefore see real choices only. We draw them from a *design*, a distribution over k-hot vectors, and
+# The loss should therefore see only real choices. We draw them from a *design*, a distribution over k-hot vectors, and
 # make its **expected** loss small. A step consists of four lines:
 #
-# 1. Construct the design from the scores. This is cheap; do it anew in each step.
+# 1. Construct the design from the scores. This is cheap; do it again in each step.
 # 2. Call an estimator. It draws, evaluates the loss, and returns one number, the *surrogate*.
 # 3. Call ``backward`` on the surrogate. Its value is the mean loss of the draws, and its gradient is an estimate of the
 #    gradient of the expected loss.
