@@ -46,10 +46,10 @@ def finite_difference(
     equally likely, 2 times if the mode has probability 0.5 and 37 times at 0.89. Each draw costs k (n - k) further
     evaluations without gradient; ``partners="drawn"`` needs only n, one partner for each unit, with a larger variance.
     The laws of the partners take O(n² k) time for each row and O(n²) for each draw. Differentiable once. Parameters in
-    f get the mean of their gradients at the draws. The phantom of a :class:`~khot.PhantomUnit` is a unit as any other.
+    f get the mean of their gradients at the draws. A :class:`~khot.PhantomUnit`'s phantom is a unit like any other.
 
     Args:
-        design: A ConditionalPoisson, a PhantomUnit of it, or several latents of one made independent by ``to_event``.
+        design: A ConditionalPoisson, a PhantomUnit of it, or several of these made independent by ``to_event``.
         f: Maps values ``(m, *batch_shape, *event_shape)`` to losses ``(m, *batch_shape)``, for any m.
         num_samples: Number of independent draws, S.
         partners: ``"all"`` or ``"drawn"``.
