@@ -183,9 +183,9 @@ def soft_sort(
     .. math:: y_j = F^{-1}(j - \tfrac12), \qquad F(t) = \sum_i \mathrm{Lap}((t - x_i)/s), \quad j = 1 \dots n
 
     Tends to the sorted entries as ``scale -> 0``, and spreads beyond their range as it grows. The result increases with
-    j, does not depend on the order of ``x``, and shifts by c with ``x + c``. It is differentiable in ``x`` and ``scale``
-    as :func:`soft_rank` is. For each j, the derivatives with respect to the entries are nonnegative and sum to one. The
-    cost is that of :func:`soft_rank`.
+    j, does not depend on the order of ``x``, and shifts by c with ``x + c``. It is differentiable in ``x`` and
+    ``scale`` as :func:`soft_rank` is. For each j, the derivatives with respect to the entries are nonnegative and sum
+    to one. The cost is that of :func:`soft_rank`.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
