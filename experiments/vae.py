@@ -7,7 +7,7 @@
 An image is encoded as k-hot vectors: ten of them with n = 10 and k = 5 ("ten"), or a single one with n = 100, k = 50
 on digits and n = 1000, k = 500 otherwise ("single"). Given its code, the pixels of a digit are independent binomial
 counts out of 16; those of other data are scored by the binary cross-entropy of their grey values in [0, 1]. Encoder and
-decoder are perceptrons. Model and guide are Pyro's; the rows differ in the latent site alone, and all give the decoder
+decoder are perceptrons. Model and guide are Pyro's; the rows differ only in the latent site, and all give the decoder
 hard k-hot vectors:
 
     Xie & Ermon      top-k of logits + Gumbel noise, gradient of k successive softmaxes of them
