@@ -2,7 +2,7 @@
 
     python docs/_extensions/result_tables.py
 
-writes them into the pages anew, from benchmarks/results and experiments/results; a test compares the pages with the
+writes them into the pages again, from benchmarks/results and experiments/results; a test compares the pages with the
 measurements.
 """
 
