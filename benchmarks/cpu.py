@@ -1,4 +1,4 @@
-"""What k-hot costs on a CPU beside one-hot: masks beside softmax, designs beside a one-hot distribution.
+"""What k-hot costs on a CPU: masks compared with softmax, designs with a one-hot distribution.
 
 Run `python benchmarks/cpu.py [masks] [softness] [matrices] [designs] [growth]` (default: all parts) on an idle machine.
 

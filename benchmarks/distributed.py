@@ -1,11 +1,11 @@
-"""Rows that are cut over processes: by sums or candidates, against gathering the row as DTensor's softmax and topk do.
+"""Sharded rows: sums or candidates, compared with gathering the row as DTensor's softmax and topk do.
 
-Processes of this machine talk by gloo over the loopback address, each on one thread. The table has the median time of a
-step, the collectives in it and the bytes that a process hands to them. A step is a call, forward and backward where the
-result has a gradient: of a relaxed mask, a hard one, a draw, and the log-probability of a k-hot vector. Designs are
-made of the logits each time, as in training. Rows of laws are shorter, as a whole tree takes longer than a mask. What
-the guide's model is made of is there as well: one all-reduce, a call on next to no entries, and the mask of the part of
-each process as a row by itself, by all of them at once.
+Processes of this machine talk through gloo over the loopback address, each on one thread. The table gives the median
+time of a step, the collectives in it and the bytes that a process hands to them. A step is a call, forward and backward
+where the result has a gradient: of a relaxed mask, a hard one, a draw, and the log-probability of a k-hot vector.
+Designs are made of the logits each time, as in training. Rows of laws are shorter, as a whole tree takes longer than a
+mask. What the guide's model is made of is there as well: one all-reduce, a call on next to no entries, and the mask of
+the part of each process as a row by itself, by all of them at once.
 """
 
 import os

@@ -3,7 +3,7 @@
 Run `python benchmarks/enumeration.py`. The model chooses k of n for each row of a plate and sees a weighted sum of what
 was chosen through noise. As vectors the site is the design itself, its value all k-hot vectors; as numbers it is a
 Categorical over C(n, k), of which subset_vector makes vectors. A call is the loss and its gradient. "Learned": of the
-logits, so that each call makes the law anew. "Fixed": of the weights, and design or Categorical are made once, as for a
+logits, so that each call makes a new law. "Fixed": of the weights, and design or Categorical are made once, as for a
 prior without parameters. Each pair is compared before it is timed.
 """
 

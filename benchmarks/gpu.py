@@ -1,6 +1,6 @@
 """Kernels on an accelerator: time and achieved bytes per second against softmax, topk, sort and a copy.
 
-Run `python benchmarks/gpu.py`, or `make gpu`. Says so and stops where torch finds no accelerator.
+Run `python benchmarks/gpu.py`, or `make gpu`. It stops with a message if torch finds no accelerator.
 
 Each operation is timed forward and forward + backward, n = 10 ... 10^7, in two ways: on the device alone, as a replayed
 CUDA graph, and as wall time of eager calls. Its torch reference is the same operation with the backend "torch". Bytes

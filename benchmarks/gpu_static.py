@@ -1,4 +1,4 @@
-"""What the mask kernels cost a GPU, counted in their machine code: no device is needed.
+"""What the mask kernels cost on a GPU, counted in their machine code: no device is needed.
 
 ``python -m benchmarks.gpu_static`` compiles the kernels that a mask and its derivative launch for devices that are not
 here, and counts the instructions of a usual row: before the search for the threshold, of one of its steps, and after
@@ -45,7 +45,7 @@ LAUNCH = 2e-6  # seconds that a launch takes however little it does
 
 
 class Device(NamedTuple):
-    """What a prediction needs to know of a device.
+    """What a prediction needs to know about a device.
 
     Attributes:
         name: An example.

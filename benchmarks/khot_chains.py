@@ -1,4 +1,4 @@
-"""What a step of KHotSwap costs, how that grows with the chains in a batch, and effective samples beside NumPy's.
+"""What a step of KHotSwap costs, how that grows with the chains in a batch, and effective samples against NumPy's.
 
 Run `python benchmarks/khot_chains.py --threads 1`; `--seconds` is the time of each chain. The model: y ~ N(X x,
 sigma² I) with 100 rows, n = 300 independent covariates, k = 10 of coefficient 1, and noise sigma = 3 (the posterior is

@@ -1,4 +1,4 @@
-"""Chains on a planted regression: swaps that gradients propose (KHotSwap) beside uniform ones, for the same time.
+"""Chains on a planted regression: swaps that gradients propose (KHotSwap) against uniform ones, for the same time.
 
 Run `python benchmarks/khot_swap.py --seconds 60`, in total four times as long: either kernel, from the truth and from a
 random vector. The model: y ~ N(X x, sigma² I) with N = 2000 rows, n = 10,000 covariates in groups of ten with

@@ -1,4 +1,4 @@
-"""What modules cost beside the same written with torch.topk and scatter: a step of training, forward and backward.
+"""What modules cost, against the same written with torch.topk and scatter: a training step, forward and backward.
 
 topk          TopK of 256 rows with 16384 units, 64 kept
 batch_topk    BatchTopK of 256 rows with 4096 units, 32 kept a row, hard, straight-through and relaxed

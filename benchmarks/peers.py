@@ -2,7 +2,7 @@
 
     pip install entmax torchsort difftopk softtorch jaxopt optax ott-jax; python benchmarks/peers.py
 
-Each number is the largest distance of two results, of the peer and of khot, on the same tensors.
+Each number is the largest distance between the results of the peer and of khot on the same tensors.
 """
 
 import argparse

@@ -4,7 +4,7 @@ Run `python benchmarks/regimes.py [maps] [designs] [estimators]` (default: all, 
 its gradient; a new design, a draw, its log_prob where there is one, and the gradient; or a step of an estimator.
 `plain ms` is the median time of a call on N(0, 1) scores in float32. The other columns are regimes, and their entries
 median times over the plain one, all taken in turns: processor time of one thread, or elapsed time with the `--threads`
-asked for. A dash stands where an operation refuses the regime, or where there is nothing to differentiate twice.
+asked for. A dash means that an operation refuses the regime, or that there is nothing to differentiate twice.
 """
 
 import time

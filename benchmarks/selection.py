@@ -1,4 +1,4 @@
-"""topk_mask, which counts, beside torch.topk and scatter: over shapes, and over kinds of rows.
+"""topk_mask, which counts, compared with torch.topk and scatter: over shapes, and over kinds of rows.
 
 Run `python benchmarks/selection.py --threads 1`. Ordinary rows are normal scores; the other kinds are finite masks,
 heavy tails, ties, offsets that differ from row to row, constant rows, and dtypes. Targets on one thread, for normal

@@ -1,8 +1,8 @@
-"""What a training step costs on a busy machine: sparse autoencoders by khot's modules and by torch.topk, in turns.
+"""What a training step costs on a busy machine: sparse autoencoders with khot's modules and with torch.topk, in turns.
 
-The machine is idle, or six other processes compute all the time. torch has as many threads as it takes by itself, which
-spin while they wait for each other, or one. The table has the time of a step and its ratio to the step in plain torch
-under the same conditions.
+The machine is idle, or six other processes compute all the time. torch has as many threads as it takes by default,
+which spin while they wait for each other, or one. The table gives the time of a step and its ratio to the step in plain
+torch under the same conditions.
 """
 
 import multiprocessing

@@ -19,7 +19,7 @@ torch.set_num_threads(1)  # threads would cost more than they save on tensors th
 
 # %%
 # Customers live in seven towns of the unit square; stations can be built at 60 places. **Your data goes here:** replace
-# `near`, a boolean tensor that tells which place is near which customer, and `unserved`, the loss of k-hot vectors.
+# `near`, a boolean tensor that says which place is near which customer, and `unserved`, the loss of k-hot vectors.
 towns = torch.rand(7, 2)
 customers = towns[torch.randint(7, (CUSTOMERS,))] + 0.07 * torch.randn(CUSTOMERS, 2)
 sites = torch.rand(SITES, 2)
@@ -34,7 +34,7 @@ def unserved(x: Tensor) -> Tensor:
 # %%
 # The value of a surrogate is the mean loss of its draws, and its gradient estimates that of the expected loss. Prefer
 # `reinmax`, which differentiates the loss between k-hot vectors and follows its curvature, or `score_function`, which
-# evaluates the loss alone and is unbiased. `straight_through` is cheaper: it differentiates, but ignores curvature.
+# only evaluates the loss and is unbiased. `straight_through` is cheaper: it differentiates, but ignores curvature.
 ESTIMATORS = {
     "reinmax": lambda design: reinmax(design, unserved, num_samples=16),
     "score_function": lambda design: score_function(design, unserved, num_samples=16, baseline="leave_one_out"),

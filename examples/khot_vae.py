@@ -2,7 +2,7 @@
 A variational autoencoder with k-hot codes
 ==========================================
 
-The code of an image has 8 active units out of 48. It is discrete, has a fixed size, and tells which parts the image is
+The code of an image has 8 active units out of 48. It is discrete, has a fixed size, and says which parts the image is
 made of. A one-hot code of 48 units has 48 values; this code has C(48, 8) = 377 million.
 """
 

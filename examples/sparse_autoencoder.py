@@ -4,7 +4,7 @@ A sparse autoencoder
 
 The autoencoder learns a dictionary of 64 parts. An image uses 8 parts on average: easy images use fewer, difficult
 images more. During training ``BatchTopK`` keeps the largest activations of the whole batch. Afterwards a threshold
-replaces it, so that each image is encoded by itself.
+replaces it, so that each image is encoded on its own.
 """
 
 import matplotlib.pyplot as plt

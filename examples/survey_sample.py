@@ -17,7 +17,7 @@ torch.manual_seed(0)
 
 # %%
 # The areas of all farms are known; the harvests are not, but they are roughly proportional to the areas. **Your data
-# goes here:** replace `area` by a known size of each unit, and `harvest` by what you observe of the drawn units.
+# goes here:** replace `area` with a known size of each unit, and `harvest` with what you observe of the drawn units.
 area = torch.randn(FARMS, dtype=torch.float64).mul(0.8).exp()
 harvest = area * (3 + 0.6 * torch.randn(FARMS, dtype=torch.float64))
 total = harvest.sum()

@@ -13,10 +13,10 @@ At the end the soft back pointers, which are A summed over w, lead from the best
 should predict the reference: the loss is -sum over t of log p_t(reference word t), where p_t mixes the predictions of
 the best beam's ancestors at step t as the back pointers say. The gradient therefore flows through the choices as well.
 
-The paper finds a higher BLEU than by teacher forcing, in English to French. Here the language is that of
+The paper finds a higher BLEU than with teacher forcing, from English to French. Here the language is that of
 `generated_language.py`, and BLEU is sacrebleu's, on sentences that are not in the training data.
 
-Protocol: all rows start from the same teacher-forced model, and go on for the same number of steps, with the same
+Protocol: all rows start from the same teacher-forced model, and train on for the same number of steps, with the same
 optimiser and batches. A step through the search takes about six times as long as a teacher-forced one. Epsilon was
 chosen among 0.3, 1 and 3, the later learning rate between 0.001 and 0.003, by the BLEU of the soft search, seed 100.
 """

@@ -10,7 +10,7 @@ are compared with the exact one, which is a sum over all 252 subsets. The losses
                does not, and straight-through looks at slopes: it is biased
     quadratic  <x, Ax>, where units interact
     evidence   -log p(y | x) of variable_selection.py, in both of its forms: "squared" and "linear" agree on every
-               k-hot x, so that an estimator which looks at nothing else does not see which one it is given
+               k-hot x, so that an estimator that looks at nothing else cannot tell which one it is given
 
 Straight-through on this design is SIMPLE; the score function with leave-one-out baseline is what SFESS is meant to be.
 Each estimate takes 4 draws, and the finite difference evaluates the loss at the 25 neighbours of each as well. Each

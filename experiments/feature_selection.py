@@ -13,8 +13,9 @@ The table then compares the k pixels of largest inclusion probability with k ran
 information with the label one by one (scikit-learn's SelectKBest), and with all 64. Every row is the same classifier,
 trained from scratch on its pixels with the same optimiser, epochs, initial weights and minibatches.
 
-Protocol: a quarter of the images, the same for every seed, serves for the table alone. Each seed splits the others
-anew, 80 % to train on, 20 % for validation. The settings below were chosen by validation accuracy, with other seeds.
+Protocol: a quarter of the images, the same for every seed, serves only for the table. Each seed splits the others
+differently, 80 % to train on, 20 % for validation. The settings below were chosen by validation accuracy, with other
+seeds.
 
 The same mask by six methods: feature_selection_methods.py. With a learned number of pixels: learned_k.py.
 """

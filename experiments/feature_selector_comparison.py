@@ -7,7 +7,7 @@ the test rows:
 
     KHotSelector           draws of k features and a linear predictor, trained together
     KHotSelector, hidden   the same with a hidden layer
-    KHotSelector, learned  the number of features is learned, too, at the default price (linear predictor)
+    KHotSelector, learned  the number of features is also learned, at the default price (linear predictor)
     SelectKBest            the largest F statistics of the features one by one
     RFE                    recursive elimination by the weights of a linear model
     L1                     the largest weights of a linear model with an L1 penalty
@@ -15,7 +15,7 @@ the test rows:
     STG                    the largest stochastic gates (Yamada et al. 2020), where `pip install stg` has been done
     all                    no selection
 
-on five data sets, the last three generated anew for each seed:
+on five data sets, the last three generated for each seed:
 
     breast_cancer  30 features, scored by the accuracy of a logistic regression
     digits         64 pixels, scored likewise

@@ -7,7 +7,7 @@
     cifar100          cifar-100-python/ with train and test (fine labels)
 
 `load_split(name, seed, data_dir)` looks for them in the data directory and where torchvision puts them below it. The
-test images are always the same; each seed splits the others anew into training and validation images.
+test images are always the same; each seed splits the others differently into training and validation images.
 """
 
 import gzip

@@ -7,7 +7,7 @@ highest (expert-choice routing, Zhou et al., 2022), so that all experts carry th
 
     sum over experts e of mask[token, e] * softmax(scores[token])[e] * expert_e(token).
 
-No gradient flows through the hard mask: the router learns through the softmax alone, or straight through the mask, as
+No gradient flows through the hard mask: the router learns only through the softmax, or straight through the mask, as
 if it were a relaxed one. A relaxed mask is itself differentiable. The mask of `sparse_topk` has exact zeros and ones,
 so that few experts run on a token. Sander et al. (2023) route the tokens of a vision transformer by such a map, and
 find a better accuracy than with hard top-k. Their router is expert choice as well: each of 32 experts takes k = 28 of

@@ -19,8 +19,8 @@ sorts 93.1, 84.2 and 73.0 % of the sequences perfectly; the best of the other re
 
 Protocol: network, optimiser, sequences and initial weights are the same for every row, and so is the end of the
 training: the row's own loss on sequences of validation digits has had no new minimum for some epochs. The learning
-rate was chosen on digits by the validation scores of the learned scale at n = 5 with seed 100, scale and epsilon were
-left at 1. Sequences are composed anew in every step, of training digits only (100 steps are an epoch), and tested on
+rate was chosen on digits by the validation scores of the learned scale at n = 5 with seed 100; scale and epsilon were
+left at 1. New sequences are composed in every step, of training digits only (100 steps are an epoch), and tested on
 2000 sequences of digits that no seed trains on. The network is ours, not the paper's.
 """
 

@@ -14,8 +14,8 @@ loss if the coordinate is chosen. Straight-through balances these forces at incl
 second-order Jacobian of ReinMax in effect takes the mean of the derivatives at 0 and at 1, which distinguishes the
 coordinates. The third row descends along the exact gradient.
 
-A seed is a batch of problems. The table has the part of the gap between the first expected loss and the optimum that is
-left at the end, on average and in the worst problem, and the mean inclusion probability of the k items to find.
+A seed is a batch of problems. The table gives the part of the gap between the first expected loss and the optimum that
+is left at the end, on average and in the worst problem, and the mean inclusion probability of the k items to find.
 
 After figure 9 of "Differentiable top-k: from one-hot to k-hot" and the polynomial programming of Liu et al. (2023),
 "Bridging discrete and backpropagation: straight-through and beyond".

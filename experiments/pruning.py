@@ -5,7 +5,7 @@
     python experiments/pruning.py --data mnist --data-dir DIR --hidden 128        the same with wide hidden layers
 
 Every weight matrix W of a multilayer perceptron is replaced by a pruned one in each forward pass, with k the number of
-weights that the sparsity leaves. The rows differ in the pruning alone:
+weights that the sparsity leaves. The rows differ only in the pruning:
 
     dense                       W itself
     hard                        the k largest in absolute value; only these get a gradient
@@ -13,7 +13,7 @@ weights that the sparsity leaves. The rows differ in the pruning alone:
     relaxed, p = 2 or 4/3       MagnitudeSparsity with a strength: near the threshold weights shrink rather than jump
     relaxed, p = 2, 1e-4        the same with the strength of the paper
 
-Sparsity is the final one from the first step on, or, in the rows marked "rising", grows to it over the first half of
+Sparsity is the final one from the first step, or, in the rows marked "rising", grows to it over the first half of
 training as 1 - (1 - t)^3. Whatever the row, every network is pruned to exactly k weights per matrix before it is
 tested, so that sparsities are equal. This is the experiment of figure 5 of Sander et al. (2023), who prune a perceptron
 on MNIST; their finding is that the relaxed operator loses less accuracy than the hard one. On MNIST the settings are
@@ -21,11 +21,11 @@ theirs: two hidden layers of 32, p = 2, strength 1e-4, 90 % pruned, SGD with a l
 128, 30 epochs. `--hidden 128` is a second network, ours.
 
 Protocol: network, optimiser, epochs, minibatches and initial weights are the same for every row, and the network after
-the last epoch is tested. The strengths but for the paper's were chosen by validation accuracy with seeds 100 and 101
-and hidden layers of 128, and kept for those of 32: on digits at 98 % from 0.1, 0.3, 1 (p = 2) and 0.03, 0.1 (p = 4/3),
-on larger data sets on MNIST from 0.03, 0.1 (p = 2; with seed 100 also 0.3, 1) and 0.01, 0.03 (p = 4/3; with seed 100
-also 0.003, 0.1). That of p = 4/3 has to fit the size of the weights. The test images are the same for every seed; 20 %
-of the others (10 % of larger data sets) were set aside for that choice.
+the last epoch is tested. The strengths, except for the paper's, were chosen by validation accuracy with seeds 100 and
+101 and hidden layers of 128, and kept for those of 32: on digits at 98 % from 0.1, 0.3, 1 (p = 2) and 0.03, 0.1 (p =
+4/3), on larger data sets on MNIST from 0.03, 0.1 (p = 2; with seed 100 also 0.3, 1) and 0.01, 0.03 (p = 4/3; with seed
+100 also 0.003, 0.1). That of p = 4/3 has to fit the size of the weights. The test images are the same for every seed;
+20 % of the others (10 % of larger data sets) were set aside for that choice.
 """
 
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""How close to the evidence does each estimator bring the ELBO of the README's Pyro model?
+"""How close to the log evidence does each estimator bring the ELBO of the README's Pyro model?
 
     python experiments/pyro_estimators.py
 

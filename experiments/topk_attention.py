@@ -6,9 +6,9 @@ Xie et al. (2020) put the SOFT top-k mask into the attention of a translation mo
 
     A = top-k mask of each row of Q K' / sqrt(d),        softmax(Q K' / sqrt(d) + log A) V,
 
-found a higher BLEU than with full attention (37.30 for 36.54, WMT'16 from English to German), and drew attention maps
+found a higher BLEU than with full attention (37.30 against 36.54, WMT'16 English to German), and drew attention maps
 (their figure 6). Here the sequences are generated. Each token carries a key and a value, in noise. k tokens of a
-sequence share a key, in random places, and every token is to tell the sum of the k values. The model, one attention
+sequence share a key, in random places, and every token has to predict the sum of the k values. The model, one attention
 layer and a classifier, is trained on 32 tokens and tested on 32 and on four times as many, where full attention has
 more to be distracted by.
 

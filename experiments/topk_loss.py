@@ -12,7 +12,7 @@ often wrong while the best five hold the truth. A perceptron is trained with
     Fenchel-Young           the loss whose gradient is sparse_topk(scores, k) - target:
         k = 1, one-hot      the sparsemax loss
         k = 5, one-hot      target and mask differ in their sum, so the loss has no lower bound: adding c to all scores
-                            changes it by (k - 1) c. As it stands, and of scores from which their mean is subtracted
+                            changes it by (k - 1) c. Once as it is, and once with the mean of the scores subtracted
         k = 5, sum 5        label 1, all others alike so that the target sums to k: a proper loss
 
 Figure 6 of Sander et al. (2023) compares the one-hot reading with cross-entropy for a vision transformer on CIFAR-100,
@@ -23,7 +23,7 @@ sorting networks, 62.0 and 86.7.
 Protocol: network, optimiser, epochs, minibatches and initial weights are the same for every row. Softness and strength
 were chosen by validation accuracy (top 5) with seeds 100 and 101: from 1, 3, 10 and 30, of the sparse map 3 to 100, of
 the Fenchel-Young losses 10 to 1000. Cross-entropy gets the same choice: a softer loss trains a better network here,
-and a softness given to the top-k losses alone would pass for their merit. Training, validation and test images
+and a softness given only to the top-k losses would look like their merit. Training, validation and test images
 are composed of different digits, the test digits the same for all seeds.
 """
 

@@ -7,7 +7,7 @@
 An image is encoded as k-hot vectors: ten of them with n = 10 and k = 5 ("ten"), or a single one with n = 100, k = 50
 on digits and n = 1000, k = 500 otherwise ("single"). Given its code, the pixels of a digit are independent binomial
 counts out of 16; those of other data are scored by the binary cross-entropy of their grey values in [0, 1]. Encoder and
-decoder are perceptrons. Model and guide are Pyro's; the rows differ in the latent site alone, and all give the decoder
+decoder are perceptrons. Model and guide are Pyro's; the rows differ only in the latent site, and all give the decoder
 hard k-hot vectors:
 
     Xie & Ermon      top-k of logits + Gumbel noise, gradient of k successive softmaxes of them
@@ -32,7 +32,7 @@ paper's, is KL(softmax(logits), uniform on the n entries), "per-item" treats the
 sum_i KL(Bernoulli(pi_i), Bernoulli(k / n)). Whatever a network was trained with, the table has the exact term in its
 -ELBO, a bound on the negative log-likelihood of the hard model. It is looser in the Gumbel rows: there a finding about
 -ELBO is one about what can be shown of these methods as well as about how well they learn. The loss as trained, which
-is what the paper reports, stands beside it.
+is what the paper reports, is given beside it.
 
 Protocol: networks, optimiser, initial weights and minibatches are the same for every row, and so is the end of the
 training: the loss on the validation images has had no new minimum for some epochs, or all epochs are over. Scores are

@@ -1,4 +1,4 @@
-"""Which k of n covariates drive y, and how sure can one be? Compares ways to the posterior of a variable selection.
+"""Which k of n covariates drive y, and how sure can one be? Compares ways to compute the posterior.
 
     python experiments/variable_selection_methods.py
 

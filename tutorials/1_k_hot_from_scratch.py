@@ -54,7 +54,7 @@ right.set(title="is item 2 chosen?", xlabel="score of item 2")
 # A soft mask: one threshold for the whole row
 # --------------------------------------------
 #
-# We replace the jump by a smooth step, the logistic function, and let every item compare its score with a common
+# We replace the jump with a smooth step, the logistic function, and compare the score of every item with a common
 # threshold t:
 #
 # .. math:: y_i = \sigma\left(\frac{x_i - t}{\tau}\right)
@@ -131,9 +131,9 @@ for axis, size in zip(axes, (1, 1.5, 2), strict=True):
 # The gradient of the mask
 # ------------------------
 #
-# We cannot differentiate through a hundred steps of bisection, and need not. The threshold is defined by the equation
-# "the mask sums to k". Differentiating both sides of it gives the derivative of t, and with the slope
-# :math:`w_i = \sigma'((x_i - t)/\tau)/\tau` that of the mask:
+# We do not want to differentiate through a hundred steps of bisection, and we do not need to. The threshold is defined
+# by the equation "the mask sums to k". Differentiating both sides gives the derivative of t, and from it the derivative
+# of the mask. With the slopes :math:`w_i = \sigma'((x_i - t)/\tau)/\tau`:
 #
 # .. math:: \frac{\partial y_i}{\partial x_j} = w_i \delta_{ij} - \frac{w_i w_j}{\sum_l w_l}
 #
@@ -197,7 +197,7 @@ right.legend(fontsize="small")
 # because they change how probable each choice is. There are only 56 ways to choose 3 of 8, so we can compute the
 # expectation and its gradient exactly, by summing over all of them.
 #
-# Our loss is about a budget: each item has a price, and the three chosen ones should cost 5 together.
+# Our loss is about a budget: each item has a price, and the three chosen ones should cost 5 in total.
 prices = torch.tensor([3.0, 1.0, 2.5, 4.0, 0.5, 1.5, 2.0, 3.5], dtype=torch.float64)
 
 
@@ -216,8 +216,8 @@ def exact(x: Tensor) -> Tensor:
 
 
 # %%
-# With more items one cannot sum over all choices, and has to *estimate* the gradient from some draws. Two ideas carry
-# most of the field. Each fits into a few lines:
+# With more items one cannot sum over all choices, and has to *estimate* the gradient from some draws. Two ideas
+# underlie most methods. Each fits in a few lines:
 #
 # * The **score function** needs only the values of the loss. It makes choices more probable if their loss was below
 #   average. The estimate is right on average, but noisy.
@@ -271,7 +271,7 @@ axis.legend()
 # -------------------
 #
 # Now everything is in place: scores, a mask, draws, and a gradient. Start from equal scores, and let Adam learn three
-# items that cost 5 together. The picture shows the inclusion probabilities: at first all items are equally probable,
+# items that cost 5 in total. The picture shows the inclusion probabilities: at first all items are equally probable,
 # and in the end three are nearly certain.
 x = torch.zeros(n, dtype=torch.float64, requires_grad=True)
 optimizer = torch.optim.Adam([x], lr=0.1)
@@ -294,10 +294,10 @@ figure.colorbar(shown)
 # What to try
 # -----------
 #
-# * Replace ``score_function`` by ``straight_through`` or ``khot.reinmax`` in the loop. Which one needs the fewest
+# * Replace ``score_function`` with ``straight_through`` or ``khot.reinmax`` in the loop. Which one needs the fewest
 #   steps?
-# * Let the items cost 6.5 together. More than one choice does. Does the model learn one of them or all?
-# * Replace the logistic function by another step, such as ``torch.distributions.Normal(0, 1).cdf``. You get
+# * Let the items cost 6.5 in total. More than one choice does. Does the model learn one of them or all?
+# * Replace the logistic function with another step, such as ``torch.distributions.Normal(0, 1).cdf``. You get
 #   ``khot.normal_topk``. What changes in the Jacobian?
 #
 # The three building blocks are families in khot: maps such as ``sigmoid_topk``, designs such as ``ConditionalPoisson``,

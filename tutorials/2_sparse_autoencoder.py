@@ -27,7 +27,7 @@ torch.set_num_threads(1)  # threads would cost more than they save on tensors th
 #
 # There are 48 parts, each a direction in 24 dimensions: twice as many parts as dimensions, so that no change of
 # coordinates can separate them. A vector is the sum of 1 to 5 parts, with random positive weights. **Your data goes
-# here:** replace ``batch`` by a function that returns rows of your own, such as activations of a language model.
+# here:** replace ``batch`` with a function that returns rows of your own, such as activations of a language model.
 parts = nn.functional.normalize(torch.randn(PARTS, INPUTS), dim=-1)
 
 
@@ -46,7 +46,7 @@ print(f"{test_present.sum(-1).float().mean():.2f} parts per vector on average")
 # One training loop for all
 # -------------------------
 #
-# The encoder and the decoder are linear. Between them stands an activation, the only thing that we will change. The
+# The encoder and the decoder are linear. Between them is an activation, the only thing that we will change. The
 # columns of the decoder are the dictionary. They have unit length, because otherwise long columns could make up for
 # small activations.
 
@@ -115,7 +115,7 @@ report("plain", plain)
 # Keep the k largest
 # ------------------
 #
-# Now each vector may use 3 units only. Such a layer takes two lines of PyTorch: find the k largest activations, and set
+# Now each vector may use only 3 units. Such a layer takes two lines of PyTorch: find the k largest activations, and set
 # the others to zero. The gradient flows through those that are kept.
 
 
@@ -190,8 +190,8 @@ report("k = 3, dead units revived", train(Autoencoder(TopK(3, n=UNITS, dead_afte
 #
 # Our vectors have 1 to 5 parts, but every code has 3 units: too many for some, too few for others. ``BatchTopK`` keeps
 # the 3 · 256 largest activations *of the batch*, so that a vector of five parts may have five units and a vector of one
-# part gets along with one. In evaluation a threshold, learned along the way, takes the place of the batch. Then each
-# vector is encoded by itself.
+# part makes do with one. In evaluation a threshold, learned along the way, takes the place of the batch. Then each
+# vector is encoded on its own.
 flexible = train(Autoencoder(BatchTopK(3)))
 report("BatchTopK", flexible)
 
@@ -209,7 +209,7 @@ for axis, (name, model) in zip(axes, {"TopK": sparse, "BatchTopK": flexible}.ite
 # With ``BatchTopK`` the codes have about as many units as the vectors have parts, and the error is a little smaller. In
 # this short training it has found fewer of the parts, as the reports show: no choice is best in every respect.
 #
-# To use the trained autoencoder elsewhere, replace the layer by a plain threshold, ``JumpReLU``. It computes the same
+# To use the trained autoencoder elsewhere, replace the layer with a plain threshold, ``JumpReLU``. It computes the same
 # codes, and depends on nothing but its input.
 exported = flexible.activation.to_jumprelu()
 with torch.no_grad():
@@ -222,7 +222,7 @@ with torch.no_grad():
 #
 # * Give the data more parts than there are units. Which parts are found: those with large weights, or the frequent
 #   ones?
-# * Some parts often occur together in practice. Draw ``present`` such that part 1 never comes without part 0. Does the
+# * Some parts often occur together in practice. Draw ``present`` so that part 1 never comes without part 0. Does the
 #   autoencoder still keep them apart?
-# * A Matryoshka autoencoder also reconstructs from the first 16 and the first 32 units alone. The recipes for PyTorch
-#   in the guide show its loss, which takes one line.
+# * A Matryoshka autoencoder also reconstructs from only its first 16 and only its first 32 units. The recipes for
+#   PyTorch in the guide show its loss, which takes one line.

@@ -3,8 +3,8 @@ Bayesian variable selection, three ways
 =======================================
 
 Which 3 of 12 variables explain an outcome? A stepwise search or the lasso answers with one set. But if two variables
-say nearly the same, the data cannot tell which of them matters, and an honest answer says so. Bayesian variable
-selection answers with a probability for every set.
+carry nearly the same information, the data cannot tell which of them matters, and an honest answer says so. Bayesian
+variable selection answers with a probability for every set.
 
 In this tutorial you write the model in Pyro, with a k-hot latent variable that says which variables are in. Then you
 compute its posterior in three ways: exactly, by a variational guide, and by Markov chains. The problem is small enough
@@ -29,7 +29,7 @@ torch.set_num_threads(1)  # threads would cost more than they save on tensors th
 # The data
 # --------
 #
-# The outcome depends on the variables 0, 4 and 9. Variable 1 is a near copy of variable 0, and variable 5 one of
+# The outcome depends on the variables 0, 4 and 9. Variable 1 is a near copy of variable 0, and variable 5 of
 # variable 4: their correlations are about 0.95. **Your data goes here:** replace ``z``, the standardised variables
 # (rows, variables), and ``y``, the outcome.
 z = torch.randn(ROWS, VARIABLES)
@@ -47,9 +47,9 @@ y = y - y.mean()
 # distribution over k-hot vectors, ``ConditionalPoisson`` with equal logits. Given the set, the outcome is a linear
 # regression with normal coefficients.
 #
-# We do not need the coefficients, so we integrate them out by hand: given x, the outcome is normal with the covariance
-# :math:`s^2 Z \operatorname{diag}(x) Z^\top + \sigma^2 I`. The vector x enters linearly. This matters below, because
-# two of the three methods follow the slope of the likelihood in x.
+# We do not need the coefficients, so we integrate them out analytically: given x, the outcome is normal with
+# covariance :math:`s^2 Z \operatorname{diag}(x) Z^\top + \sigma^2 I`. The vector x enters linearly. This matters below,
+# because two of the three methods follow the slope of the likelihood in x.
 SLAB, NOISE = 0.7, 1.0
 
 
@@ -103,8 +103,8 @@ print(f"log evidence {log_evidence:.2f}, ELBO of the last 100 steps {sum(elbo[-1
 # %%
 # The gap between the two is the price of the family. It has one parameter for each variable, and cannot say "one of
 # these two, and one of those two". If it gave all four the same probability, a third of its draws would contain a
-# variable together with its copy. The ELBO punishes such draws hard, so the guide rather commits itself to one variable
-# of a pair, and is too sure of it:
+# variable together with its copy. The ELBO penalises such draws heavily, so the guide instead commits to one variable
+# of each pair, and is overconfident about it:
 for name, values in {"exactly": inclusion, "by the guide": learned.mean.detach()}.items():
     print(f"P(in) of the variables 0, 1, 4, 5 {name}: {[round(v, 2) for v in values[[0, 1, 4, 5]].tolist()]}")
 
@@ -113,8 +113,9 @@ for name, values in {"exactly": inclusion, "by the guide": learned.mean.detach()
 # --------------------------
 #
 # ``KHotSwap`` walks from set to set. Each step proposes to exchange one variable that is in for one that is out,
-# prefers exchanges that promise a larger posterior, and accepts or rejects such that the visited sets are draws from
-# the exact posterior. Eight chains run side by side from random starts. If they agree, ``r_hat`` is close to 1.
+# with a preference for exchanges that promise a larger posterior. It accepts or rejects the proposal so that the
+# visited sets are draws from the exact posterior. Eight chains run side by side from random starts. If they agree,
+# ``r_hat`` is close to 1.
 mcmc = MCMC(KHotSwap(model, chains=8, swaps_per_step=5), num_samples=200, warmup_steps=50, disable_progbar=True)
 mcmc.run()
 draws = mcmc.get_samples()["x"]  # (8 * 200, 12)
@@ -141,8 +142,8 @@ axis.legend()
 # How many variables?
 # -------------------
 #
-# So far we claimed to know that three variables count. Now we let the size vary from 0 to 6, and take each size to be
-# equally probable beforehand. ``ConditionalPoisson`` accepts a range of sizes with the logarithms of their prior
+# So far we have assumed that exactly three variables matter. Now we let the size vary from 0 to 6, and all sizes are
+# equally probable a priori. ``ConditionalPoisson`` accepts a range of sizes with the logarithms of their prior
 # probabilities, and ``KHotSwap`` then also adds and removes single variables.
 log_prior = torch.full((7,), 1 / 7).log()
 
@@ -173,7 +174,7 @@ axis.legend()
 
 # %%
 # Larger sets fit better, yet the posterior does not simply prefer the largest size. Integrating the coefficients out
-# has a built-in price for every variable: a useless one spreads the probability of y over outcomes that did not occur.
+# charges a price for every variable: a useless one spreads the probability of y over outcomes that did not occur.
 #
 # What to try
 # -----------

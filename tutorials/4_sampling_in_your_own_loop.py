@@ -6,7 +6,7 @@ You have a loss of a *choice*, and want to find a good choice by gradient descen
 an ordinary PyTorch loop. No probabilistic model is involved and no Pyro. You will write the loop, look inside one step
 of it, measure which gradient estimator suits your loss, and treat a loss that has no derivative.
 
-The problem: at which 6 of 49 places of a square field should thermometers stand, so that the temperature of the whole
+The problem: at which 6 of 49 places of a square field should we put thermometers, so that the temperature of the whole
 field is known best? There are 14 million possible answers.
 """
 
@@ -34,13 +34,13 @@ torch.set_num_threads(1)  # threads would cost more than they save on tensors th
 # --------
 #
 # Temperatures at nearby places are similar; their covariance falls with the distance. The sun makes one corner of the
-# field vary more than the others. If thermometers stand at the places with x = 1, the variance that remains at every
-# place is the diagonal of
+# field vary more than the others. If there are thermometers at the places with x = 1, the variance that remains at
+# every place is the diagonal of
 #
 # .. math:: \bigl(C^{-1} + \operatorname{diag}(x) / \sigma^2\bigr)^{-1}
 #
-# Our loss is the mean of this diagonal. **Your data goes here:** replace ``loss`` by a function that maps k-hot vectors
-# ``(..., n)`` to losses ``(...)``.
+# Our loss is the mean of this diagonal. **Your data goes here:** replace ``loss`` with a function that maps k-hot
+# vectors ``(..., n)`` to losses ``(...)``.
 grid = torch.linspace(0, 1, SIDE)
 places = torch.cartesian_prod(grid, grid)  # (49, 2)
 n = len(places)
@@ -84,10 +84,10 @@ print(f"loss of the soft mask {relaxed_loss:.3f}, after rounding {loss(rounded):
 # One step of the loop
 # --------------------
 #
-# The loss should therefore see real choices only. We draw them from a *design*, a distribution over k-hot vectors, and
+# The loss should therefore see only real choices. We draw them from a *design*, a distribution over k-hot vectors, and
 # make its **expected** loss small. A step consists of four lines:
 #
-# 1. Construct the design from the scores. This is cheap; do it anew in each step.
+# 1. Construct the design from the scores. This is cheap; do it again in each step.
 # 2. Call an estimator. It draws, evaluates the loss, and returns one number, the *surrogate*.
 # 3. Call ``backward`` on the surrogate. Its value is the mean loss of the draws, and its gradient is an estimate of the
 #    gradient of the expected loss.

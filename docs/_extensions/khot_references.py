@@ -41,7 +41,7 @@ def list_papers(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines
 
 
 def read_as_text(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Keeps napoleon from taking what stands before a colon in the first line of a property for its type."""
+    """Keeps napoleon from taking the text before a colon in the first line of a property for its type."""
     if what == "property":
         lines.insert(0, "\\ ")  # which shows nothing
 

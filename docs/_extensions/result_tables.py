@@ -1,8 +1,8 @@
-"""Tables of measurements that stand in pages as Markdown, so that a repository page shows them, too.
+"""Tables of measurements that are in the pages as Markdown, so that a repository shows them as well.
 
     python docs/_extensions/result_tables.py
 
-writes them into the pages anew, from benchmarks/results; a test compares the pages with the measurements.
+writes them into the pages again, from benchmarks/results; a test compares the pages with the measurements.
 """
 
 import csv

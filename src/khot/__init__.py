@@ -44,7 +44,7 @@ def _load(package: str, wanted: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "pyro":
             raise
-        message = f"no khot.{wanted} without Pyro, which designs and estimators need: pip install pyro-ppl"
+        message = f"khot.{wanted} needs Pyro, as designs and estimators do: pip install pyro-ppl"
         raise ModuleNotFoundError(message, name="pyro") from error
 
 

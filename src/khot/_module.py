@@ -37,7 +37,7 @@ class Module(torch.nn.Module):
         return getattr(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.numbers and not isinstance(value, Parameter):  # FSDP replaces the parameter by its shards
+        if name in self.numbers and not isinstance(value, Parameter):  # FSDP replaces the parameter with its shards
             value = self.checked(name, value)
             if isinstance(value, (int, float)) and (name in self._changed or self.__dict__.get(name, value) != value):
                 dtype = torch.int64 if isinstance(value, int) else torch.float64

@@ -175,7 +175,7 @@ def outside_trace() -> Iterator[None]:
 
 
 def overrides_torch_functions(kind: type) -> bool:
-    """Whether a subclass of tensors replaces torch's functions by its own."""
+    """Whether a subclass of tensors replaces torch's functions with its own."""
     return kind.__torch_function__ is not torch._C._disabled_torch_function_impl  # type: ignore[attr-defined]
 
 
@@ -228,7 +228,7 @@ def names_in_code(kind: type) -> tuple[str, ...]:
 
 
 def _torch_26_is_exporting() -> bool:
-    """Of torch 2.6, which does not tell: its exporter sets this flag, and asks Dynamo for a program to export."""
+    """For torch 2.6 without such a function: its exporter sets this flag, and asks Dynamo for a program to export."""
     return torch.compiler._is_compiling_flag or bool(getattr(_dynamo_translator(), "export", False))
 
 

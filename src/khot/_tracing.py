@@ -160,7 +160,7 @@ def _overridden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def overrides_functions(*values: Any) -> bool:
     """Whether one of the values is a tensor of a subclass that overrides torch's functions.
 
-    The attribute ``overridden`` of a design tells whether one of its parameters is.
+    The attribute ``overridden`` of a design says whether one of its parameters is.
     """
     if not has_torch_function(values):  # modes, such as that of a default device, make this true for all
         return False

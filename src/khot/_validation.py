@@ -22,7 +22,7 @@ def tensors_among(*values: Any) -> list[Tensor]:
 def check_strided(name: str, value: Any, *, are_scores: bool = False, reads_layouts: bool | None = None) -> None:
     """Checks that a tensor is neither sparse nor nested: rows must have all their entries, and equal lengths.
 
-    ``reads_layouts`` tells whether to check, if the caller knows; Dynamo refuses to read a layout in a backward pass.
+    ``reads_layouts`` says whether to check, if the caller knows; Dynamo refuses to read a layout in a backward pass.
     """
     looks = not torch.compiler.is_compiling() if reads_layouts is None else reads_layouts
     if not looks or not isinstance(value, Tensor):
@@ -30,7 +30,7 @@ def check_strided(name: str, value: Any, *, are_scores: bool = False, reads_layo
     if value.is_nested:
         padding = "-torch.inf), which excludes the entries that it adds" if are_scores else "0.0)"
         raise TypeError(
-            f"`{name}` must not be a nested tensor: pad its rows by torch.nested.to_padded_tensor({name}, {padding}"
+            f"`{name}` must not be a nested tensor: pad its rows with torch.nested.to_padded_tensor({name}, {padding}"
         )
     if value.layout != torch.strided:
         raise TypeError(f"`{name}` must be a dense tensor, but got the layout {value.layout}: pass {name}.to_dense()")
@@ -155,7 +155,7 @@ def size_advice(k: float | Tensor, unmasked: float) -> str:
     if k <= unmasked:
         return ""
     return (
-        f"; rows of different length take a k each, such as k=(x > -torch.inf).sum(-1).clamp(max={k:g}), which for "
+        f"; rows of different lengths need one k each, such as k=(x > -torch.inf).sum(-1).clamp(max={k:g}), which for "
         f"causal attention is k=torch.arange(1, n + 1).clamp(max={k:g})"
     )
 

@@ -363,5 +363,5 @@ def _no_transform_to_k_hot(constraint: _KHot) -> Transform:
         "as it is. (1) khot.infer.KHotSwap samples it. (2) khot.infer.KHotReparam(temperature=0.5) relaxes it; start "
         "from a sample then, NUTS(..., init_strategy=init_to_sample) or AutoNormal(..., init_loc_fn=init_to_sample), "
         "from pyro.infer.autoguide. (3) TraceEnum_ELBO enumerates it, as a design or as "
-        "khot.infer.subset_categorical(design); hide it from an autoguide by pyro.poutine.block(model, hide=[...])"
+        "khot.infer.subset_categorical(design); hide it from an autoguide with pyro.poutine.block(model, hide=[...])"
     )

@@ -147,7 +147,8 @@ def compare_estimators(
 
     More draws reduce the variance of an estimator, but never its bias. So prefer ReinMax if its bias is small compared
     with the exact gradient, and otherwise the leave-one-out score function, which is unbiased. Straight-through is the
-    cheapest, exact for linear f. The gradients of ReinMax and straight-through depend on f between k-hot vectors.
+    cheapest, and is exact for linear f. The gradients of ReinMax and straight-through depend on f between the k-hot
+    vectors.
 
     Gradients are those of E[f(x)], summed over the batch, with respect to the parameter of the design, ``probs`` or
     ``logits``. The sum of ``probs`` is fixed, so only the part that does not change it counts. The exact gradient is

@@ -72,7 +72,8 @@ def as_dtensor(name: str, value: Tensor, lead: str, mesh: "DeviceMesh") -> "DTen
     if value.requires_grad:
         raise ValueError(
             f"`{name}` is a plain tensor that requires a gradient beside the DTensor `{lead}`, so every process would "
-            f"get only a part of its gradient: make it a DTensor by torch.distributed.tensor.distribute_tensor({name}, "
+            f"get only a part of its gradient: make it a DTensor with torch.distributed.tensor.distribute_tensor("
+            f"{name}, "
             f"mesh), or detach it"
         )
     return torch.distributed.tensor.DTensor.from_local(value, mesh, replicated(mesh), run_check=False)

@@ -49,8 +49,8 @@ class ConditionalPoisson(SamplingDesign):
     does not depend on the number of processes.
 
     On a CPU, a batch of more than 131072 logits takes at most 16 times their memory in float32, because the product
-    trees are built for some rows at a time, and again for derivatives. A smaller batch is processed as a whole, with up
-    to 50 MB, and all methods share one tree, which the design keeps as long as it lives. The same holds for one long
+    trees are built for a few rows at a time, and again for derivatives. A smaller batch is processed as a whole, with
+    up to 50 MB, and all methods share one tree, which the design keeps as long as it lives. The same holds for one long
     row: its tree has log2 n levels of up to two float64 numbers per unit, and a gradient also needs their cotangents,
     in total 50 times the logits at n = 262144. With numba, rows of at most 16384 units need no tree, only a few numbers
     per unit.

@@ -35,7 +35,7 @@ from .rounding import unrounded
 
 POSTERIOR_ADVICE = (
     "(Pyro's compute_marginals and sample_posterior provide one logit for each k-hot vector, which no design can "
-    "represent. With these, sample the number of a vector, i ~ khot.infer.subset_categorical(design), and take "
+    "represent. With these, sample the number of a vector, i ~ khot.infer.subset_categorical(design), and use "
     "khot.infer.subset_vector(i, n, k))"
 )
 

@@ -162,7 +162,7 @@ def _of_single_units(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _log_probs(one_hot: OneHotCategorical) -> Tensor:
-    return one_hot.logits.masked_fill(one_hot.probs == 0, -torch.inf)  # torch replaces -inf by a tiny probability
+    return one_hot.logits.masked_fill(one_hot.probs == 0, -torch.inf)  # torch replaces -inf with a tiny probability
 
 
 def _log_prob_of_single_units(design: SamplingDesign, other: OneHotCategorical) -> Tensor:

@@ -207,7 +207,7 @@ class PhantomUnit(SamplingDesign):
     ) -> Tensor:
         """The positions of the ones of draws, if all have the same size, as when all rows have one integer sum."""
         if not can_look(self.largest_k):
-            raise NotImplementedError("sample_indices does not work under vmap and in compiled code; use sample")
+            raise NotImplementedError("sample_indices does not work under vmap or in compiled code; use sample")
         if (self.largest_k > self.k).any():
             raise NotImplementedError("sample_indices needs draws of one size, but these have two; use sample")
         return super().sample_indices(sample_shape, generator=generator)
@@ -230,7 +230,7 @@ class PhantomUnit(SamplingDesign):
             ValueError: If there are more than ``MAX_SUPPORT`` vectors.
         """
         if not can_look(self.largest_k):
-            raise NotImplementedError("enumerate_support does not work under vmap and in compiled code")
+            raise NotImplementedError("enumerate_support does not work under vmap or in compiled code")
         sizes = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist()
         if len(sizes) != 1:
             raise NotImplementedError(f"enumerate_support needs the same sizes in all rows, but got {sizes}")

@@ -74,7 +74,7 @@ class PlackettLuce(KHotDistribution):
     def __init__(self, logits: Tensor, k: int | Tensor, *, validate_args: bool | None = None) -> None:
         logits = checked_param("logits", logits)
         if is_dtensor(logits) or is_dtensor(k):
-            raise TypeError("PlackettLuce takes no DTensors: make it of the rows of each process, logits.to_local()")
+            raise TypeError("PlackettLuce takes no DTensors: make one from the rows of each process, logits.to_local()")
         check_flag("validate_args", validate_args, optional=True)
         size = checked_size(k, logits)
         if isinstance(k, Tensor):

@@ -248,7 +248,7 @@ class RelaxedKHot(KHotDistribution):
 
     @one_operation
     def _log_density(self, z: Tensor, inside: Tensor | None = None) -> Tensor:
-        """The log-density of values with given log-odds; ``inside`` tells which of them have a density (None: all)."""
+        """The log-density of values with given log-odds; ``inside`` says which of them have a density (None: all)."""
         n, temperature = self.event_shape[0], self.temperature
         if isinstance(temperature, Tensor):
             temperature = temperature.to(z.dtype)

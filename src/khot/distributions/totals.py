@@ -142,7 +142,7 @@ def _check_observed(y: Any, value: Tensor) -> None:
 
 
 def _positive(probs: Tensor) -> Tensor:
-    """Replaces the probability of units that are never drawn by 1; they do not contribute to any sum."""
+    """Sets the probability of units that are never drawn to 1; they do not contribute to any sum."""
     return probs.masked_fill(probs == 0, 1.0)
 
 

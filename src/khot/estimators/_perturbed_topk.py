@@ -62,7 +62,7 @@ def perturbed_topk(
         k: Number of ones, an integer or an integer tensor that broadcasts with the batch shape, ``0 <= k <= n``.
         scale: Standard deviation of the noise, a positive number or a tensor that broadcasts with the batch shape.
         num_samples: Number of perturbations, M.
-        dim: Axis of the ground set, or axes that are one ground set together.
+        dim: Axis of the ground set, or axes that together form one ground set.
         generator: Source of randomness on the device of ``x``; by default torch's own.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The unordered set estimator: distinct draws, weighted such that the estimate is unbiased."""
+"""The unordered set estimator: distinct draws, weighted so that the estimate is unbiased."""
 
 import math
 from typing import Literal

@@ -68,9 +68,9 @@ class AutoKHot(AutoGuide):
 
     The logits start at those of the prior, plus normal noise. If the prior is another design, the start is the
     conditional Poisson law with the same inclusion probabilities. Units that the prior excludes, or includes for
-    certain, stay so. For a subsampled plate there are logits for all rows of the plate. The guide has the sizes that
-    the model had at its first call. It has no ``median`` and no ``quantiles``, because k-hot vectors have no order;
-    :meth:`designs` returns its laws, whose ``mean`` and ``mode`` summarise them.
+    certain, stay excluded or included. For a subsampled plate there are logits for all rows of the plate. The guide has
+    the sizes that the model had at its first call. It has no ``median`` and no ``quantiles``, because k-hot vectors
+    have no order; :meth:`designs` returns its laws, whose ``mean`` and ``mode`` summarise them.
 
     Args:
         model: Pyro model whose latent sites are all sampling designs of a fixed size, or ConditionalPoisson with a

@@ -56,11 +56,11 @@ class KHotSwap(MCMCKernel):
         KHotSwap(model, continuous=NUTS)
         KHotSwap(model, continuous=lambda given: NUTS(given, max_tree_depth=5))
 
-    **Other discrete sites**, such as an indicator of outliers, are summed out if the model marks them by
+    **Other discrete sites**, such as an indicator of outliers, are summed out if the model marks them with
     ``infer={"enumerate": "parallel"}``; ``infer_discrete`` gives their posterior from the samples.
 
     **Plates.** If the log joint density factorises over the rows of a plate, each row has its own swap, accepted
-    independently. For this, all sites of the model from the k-hot site on must be in the plate, so sites outside all
+    independently. For this, the k-hot site and all later sites of the model must be in the plate, so sites outside all
     plates, such as priors of scales, belong before it. Otherwise, and over batch dimensions that ``to_event`` turns
     into one event, a step swaps units of a single row, chosen with the same weights.
 
@@ -77,7 +77,7 @@ class KHotSwap(MCMCKernel):
 
     **Which gradient.** The log joint density is differentiated at the k-hot vector as if it were real-valued. A wrong
     gradient reduces the acceptance rate but never exactness. Without a gradient (a model that tests ``x > 0``, a design
-    whose ``log_prob`` has none) all swaps are uniform. It predicts swaps best where the vector enters linearly:
+    whose ``log_prob`` has none) all swaps are uniform. A gradient predicts swaps best where the vector enters linearly:
     ``(X * x).sum(-1)`` or ``X diag(x) Xᵀ`` rather than ``A Aᵀ`` with ``A = X * x``.
 
     Any design of a fixed size with a ``log_prob`` can be a prior, and so can ConditionalPoisson with a range of sizes,
@@ -222,7 +222,7 @@ class KHotSwap(MCMCKernel):
         if not latents.khot:
             raise ValueError("`model` must have a latent k-hot site, a sampling design that is not observed")
         if rest and self.continuous is None:
-            raise ValueError(f"`continuous` must be given, such as NUTS, for the sites {rest} which are not k-hot")
+            raise ValueError(f"`continuous`, such as NUTS, must be given for the sites {rest}, which are not k-hot")
         unknown = sorted({*given} - {*latents.sampled})
         if unknown:
             raise ValueError(f"`initial_params` has values for {unknown}, but the latent sites are {latents.sampled}")

@@ -109,7 +109,7 @@ class KHotReparam(Reparam):
 
 
 def _log_weights(design: SamplingDesign) -> Tensor:
-    # Log-odds if the logits are not: with a map other than the logistic one, or if probs are given.
+    # The log-odds, where the logits are not log-odds: with a map other than the logistic one, or with probs.
     if design.parameter_name == "probs" or (design.relaxes_logits and design.relaxation is not sigmoid_topk):
         return torch.logit(design.in_float32.probs).to(design.dtype)
     logits, softness = design.logits, design.temperature

@@ -118,7 +118,7 @@ class KHotSite:
         return value.reshape([self.shape[axis] for axis in order]).permute(back).contiguous()
 
     def log_joint(self, trace: Any) -> Tensor:
-        """The sum, for each block, of the terms that can depend on it: those from the site on, in all of its plates."""
+        """The sum, for each block, of the terms that can depend on it: this and later sites, in all of its plates."""
         dims, names = [dim for dim, _ in self.plates], self.plate_names
         parts = []
         for term in terms_from(trace, self.name):
@@ -210,7 +210,7 @@ def _log_prob(term: Any) -> Tensor:
 
 
 def terms_from(trace: Any, name: str | None = None) -> list[Any]:
-    """The sites that contribute to the log joint density, in the order of the model, from this one on or all."""
+    """The sites, all or from this one onwards, that contribute to the log joint density, in the model's order."""
     nodes = list(trace.nodes.values())
     later = nodes if name is None else nodes[list(trace.nodes).index(name) :]
     return [

@@ -47,7 +47,7 @@ class SummedOut:
     def of_blocks(site: KHotSite, trace: Any) -> Tensor:
         """The sum, for each block of a site, of the terms that can depend on it; needs :meth:`total` first.
 
-        These are the terms from the site on, and earlier ones that share an enumerated site with them.
+        These are the terms of the site and of later ones, and earlier ones that share an enumerated site with them.
         """
         later = terms_from(trace, site.name)
         names = {term["name"] for term in later}

@@ -299,7 +299,7 @@ def _free_pairs(logits: Tensor) -> Tensor:
 
 
 def _log_odds_given(fate: float, at: tuple[Tensor, ...], logits: Tensor, k: Size) -> Tensor:
-    """For the units ``at`` these places of ``(*batch, n)``: log-odds of all others given its fate, ``(m, n)``."""
+    """Log-odds of all other units given the fate of each unit ``at`` these places of ``(*batch, n)``: ``(m, n)``."""
     fixed = logits[..., None, :].expand(*logits.shape, logits.shape[-1])[at].scatter(-1, at[-1][:, None], fate)
     ends = [
         torch.as_tensor(end, device=logits.device)[..., None].expand(logits.shape)[at]

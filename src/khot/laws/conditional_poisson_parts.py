@@ -11,12 +11,12 @@ logarithm is a sum over the units. Let the rarer fate of each unit, of probabili
 .. math:: P(\text{rarer fate of } i \mid N = k) = \frac{\int T R_i\,du}{\int T\,du}, \qquad
     R_i = \frac{r_i e^{\pm iu}}{1 - r_i + r_i e^{\pm iu}}.
 
-At most 31 complex numbers per row are exchanged, whatever n and k. No digits are lost unless N has almost no spread,
-which :func:`has_spread` tests. The log-odds are the logits minus the t with
+At most 31 complex numbers per row are exchanged, whatever n and k are. No digits are lost unless N has almost no
+spread, which :func:`has_spread` tests. The log-odds are the logits minus the t with
 :math:`\sum_i \sigma(\theta_i - t) = k`, a root found from sums like the threshold of a mask.
 
 All functions take logits ``(*batch, m)`` of the local units, of which there may be none, k, an integer tensor of the
-batch shape, the :func:`open_centre` of the units, and the processes that have the other units. All processes make the
+batch shape, the :func:`open_centre` of the units, and the processes that have the other units. All processes run the
 same collectives, whatever they hold. Results are float64 and differentiable to any order.
 """
 

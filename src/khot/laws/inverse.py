@@ -214,7 +214,7 @@ def _pull_back(logits: Tensor, probs: Tensor, k: int | Tensor, family: str, goal
 class _CovarianceSolve(Function):
     """v with C v = b over the finite logits, for b with sum 0 there; v is 0 elsewhere.
 
-    The constant up to which v is determined is chosen such that sum D v = 0, with D the diagonal of C. A nonzero sum of
+    The constant up to which v is determined is chosen so that sum D v = 0, with D the diagonal of C. A nonzero sum of
     b is removed: in proportion to D if it is rounding, which corresponds to a symmetric matrix times b, else evenly.
     """
 
@@ -270,7 +270,7 @@ _apply_covariance_solve = with_forward_mode(_CovarianceSolve, _covariance_solve_
 def _target(log_odds: Tensor, k: int | Tensor) -> Tensor:
     """The target log-odds, shifted so that the probabilities sum to k."""
     if log_odds.isnan().any():
-        raise RuntimeError("no logits found for these probabilities: there is NaN among them")
+        raise RuntimeError("no logits found for these probabilities, which contain NaN")
     target = log_odds.masked_fill(log_odds < math.log(NEGLIGIBLE), -torch.inf)
     target = target.masked_fill(log_odds > -math.log(CERTAIN), torch.inf)
     interior = target.isfinite()

@@ -281,7 +281,7 @@ def _solve_factored(
         return centred(v, logits.isfinite(), weight).masked_fill(lost, torch.nan)
     interior, matrix = weight > 0, found.dense()
     root = torch.where(interior, weight, 1.0).sqrt()
-    constant = torch.where(interior, root, 0.0)  # the null space of this matrix of unit diagonal
+    constant = torch.where(interior, root, 0.0)  # spans the null space of ``matrix``, scaled to a unit diagonal
     scaled = matrix / (root[..., :, None] * root[..., None, :]) + torch.diag_embed((~interior).double())
     total = weight.sum(-1)[..., None, None].clamp(min=torch.finfo(b.dtype).tiny)
     scaled = scaled + constant[..., :, None] * constant[..., None, :] / total

@@ -1,13 +1,13 @@
 r"""Order sampling: the k units of smallest :math:`R_i = E_i - \vartheta_i`, for independent noise E of a given law.
 
 With F and f the distribution function and density of the noise, :math:`F_i = F(s + \vartheta_i)` and :math:`f_i` at a
-time s are those of :math:`R_i`. A set S is drawn if the last of its units comes before all others,
+time s are those of :math:`R_i`. A set S is drawn if the last of its units arrives before all others,
 
 .. math:: P(S) = \int \prod_{i \in S} F_i \prod_{i \notin S} (1 - F_i) \sum_{j \in S} \frac{f_j}{F_j} \, ds.
 
-At a time s the N units that have come are independent. Given N = k they are a conditional Poisson design, whose
-inclusion probabilities m and P(N = k) come from one product tree. Unit i is drawn if it does not come after the k-th of
-the others; integration by parts gives
+At a time s the N units that have arrived are independent. Given N = k they are a conditional Poisson design, whose
+inclusion probabilities m and P(N = k) come from one product tree. Unit i is drawn if it does not arrive after the k-th
+of the others; integration by parts gives
 
 .. math:: \pi_i = \int P(N = k) \Big( F_i \sum_j \frac{f_j}{F_j} m_j + f_i m_i \Big) ds,
 
@@ -15,8 +15,8 @@ in which all terms are positive, and likewise :math:`1 - \pi_i` with 1 - F and 1
 
 For smooth noise the rule is the trapezoidal one, which converges exponentially, over a range that is found by trial and
 is a constant to autograd. For a uniform variable the integrand is a polynomial of :math:`t = e^s`, of degree at most n,
-between the times at which one more unit has certainly come. In short rows Gauss' rule between those times is exact; in
-long ones it is applied to smaller pieces of the range. The sum over the nodes is differentiable to any order.
+between the times at which one more unit has certainly arrived. In short rows Gauss' rule between those times is exact;
+in long ones it is applied to smaller pieces of the range. The sum over the nodes is differentiable to any order.
 
 All functions take positions ``(*batch, n)`` and k, an int or an integer tensor that broadcasts with the batch shape,
 and return float64. A position of ``inf`` includes its unit, and ``-inf`` excludes it. Arguments are not checked here.
@@ -182,8 +182,8 @@ def _seen_from_the_peak(noise: Noise, rows: _Rows, value: Tensor, missing: Tenso
     """Distances of the positions from a point near the peak of the integrand, and its range.
 
     This avoids sums of times with positions that are many scales apart, which would lose all digits. If hazards grow,
-    the integrand falls as soon as all units of the set have come, or one of the others. Logistic noise has tails e^z
-    and e^-z: the integrand rises while fewer than k units have come, falls when more have, and is flat in between,
+    the integrand falls as soon as all units of the set have arrived, or one of the others. Logistic noise has tails e^z
+    and e^-z: the integrand rises while fewer than k units have arrived, falls when more have, and is flat in between,
     unless these k are the set. If this gap is wider than FAR, the rest of it is left out.
     """
     theta, inside, outside = rows.theta.detach(), value != 0, missing != 0
@@ -232,7 +232,7 @@ def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     apart = _apart(rows.theta)
     if can_look(apart) and torch.equal(apart, rows.theta):
         return included, out
-    # The integrand jumps where a unit has certainly come. Which of two units causes a jump is known only if one is
+    # The integrand jumps where a unit has certainly arrived. Which of two units causes a jump is known only if one is
     # first.
     like_included, like_out = _inclusion_integrals(noise, rows._replace(theta=apart))
     return with_derivatives_of(included.detach(), like_included), with_derivatives_of(out.detach(), like_out)
@@ -275,7 +275,7 @@ def _inclusion_integrals(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
 
 
 def _law_at(noise: Noise, s: Tensor, theta: Tensor) -> tuple[Law, Tensor]:
-    """The law of the noise at ``s + theta``, and the log-odds of having come by time s."""
+    """The law of the noise at ``s + theta``, and the log-odds of having arrived by time s."""
     law = noise.law(s[..., None] + theta)
     if not noise.shifts_log_odds:
         law = law._replace(log_sf=law.log_sf.clamp(min=-SURE))
@@ -283,7 +283,7 @@ def _law_at(noise: Noise, s: Tensor, theta: Tensor) -> tuple[Law, Tensor]:
 
 
 def _inclusion_range(noise: Noise, rows: _Rows) -> _Range:
-    """From where the first unit comes to where more than k have certainly come."""
+    """From where the first unit arrives to where more than k have certainly arrived."""
     theta, k, fixed = rows.theta, rows.k, rows.theta.detach()
     last = k[..., None].clamp(max=theta.shape[-1] - 1)
     end = (-theta).sort(-1).values.gather(-1, last).squeeze(-1) + noise.reach

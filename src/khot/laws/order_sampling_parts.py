@@ -5,11 +5,11 @@ adds up the results at all nodes of a rule. The range of an integral is found fr
 of ten numbers per row. No process needs the positions of the others, nor their order: the units are seen from the t
 with :math:`\sum_i \sigma(\vartheta_i - t) = k`, a root found from sums.
 
-The units that have come by a time, given that there are k of them, are a conditional Poisson design;
+The units that have arrived by a time, given that there are k of them, are a conditional Poisson design;
 :mod:`.conditional_poisson_parts` computes its results from sums.
 
 All functions take the positions ``(*batch, m)`` of the local units, of which there may be none, k, an integer tensor of
-the batch shape, and the processes that have the other units. All processes make the same collectives, whatever they
+the batch shape, and the processes that have the other units. All processes run the same collectives, whatever they
 hold. Results are float64 and differentiable to any order.
 """
 
@@ -145,7 +145,7 @@ def inclusion_probabilities(noise: Noise, theta: Tensor, k: Tensor, t: Tensor, s
     first, last = largest_of_parts(
         shards, fixed.masked_fill(~units.open, -torch.inf), (-fixed).masked_fill(~units.open, -torch.inf)
     )
-    # At `end` all but k of the units have certainly come: the next one is less than log 20 n behind.
+    # At `end` all but k of the units have certainly arrived: the next one is less than log 20 n behind.
     end = math.log(20 * shards.n) + noise.reach
     low = torch.where(units.has_choice, -first - MARGIN, -MARGIN)
     high = torch.where(units.has_choice, (last + MARGIN).clamp(max=end), MARGIN)
@@ -168,7 +168,7 @@ def _law_at(noise: Noise, s: Tensor, x: Tensor) -> Law:
 
 
 def _shift_at(noise: Noise, s: Tensor, law: Law, k: Tensor, shards: Shards) -> Tensor:
-    """The t to subtract from the log-odds at times s, so that k units are expected to have come."""
+    """The t to subtract from the log-odds at times s, so that k units are expected to have arrived."""
     if noise.shifts_log_odds:
         return s
     return centre((law.log_cdf - law.log_sf).detach(), k, shards)

@@ -1,7 +1,7 @@
 """The C(n, k) k-hot vectors in lexicographic order of their positions; any range of them without the others.
 
 Vectors that contain unit 0 come first, C(n - 1, k - 1) of them, in the order of the remaining units. So the rank of a
-vector tells for one unit after the other whether it is in.
+vector determines, one unit after another, which units it contains.
 """
 
 import math

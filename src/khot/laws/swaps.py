@@ -1,4 +1,4 @@
-r"""Conditional Poisson samples with unit i and without it, coupled such that they differ in only one other unit.
+r"""Conditional Poisson samples with unit i and without it, coupled so that they differ in only one other unit.
 
 Let w be the weights. A sample of k units with i has k - 1 others, and one without i has k. Both are drawn unit by unit
 from the others. With r units still to choose, unit u is taken with probability :math:`q_u(r) = w_u e_{r-1} / e_r`,

@@ -99,7 +99,7 @@ def _kept_line(probs: Tensor, kept: Kept | None) -> Tensor:
 
 
 def _joined(fraction: Tensor) -> Tensor:
-    """Makes fractions equal that differ only by rounding, also from 0 and 1."""
+    """Makes fractions that differ only by rounding equal, and rounds those next to 0 or 1."""
     ordered, order = fraction.sort(-1)
     first = ordered - pad(ordered[..., :-1], (1, 0)) > TOLERANCE  # the first of each group of equal ones
     position = torch.where(first, torch.arange(1, ordered.shape[-1] + 1, device=ordered.device), 0).cummax(-1).values
@@ -186,9 +186,9 @@ def mode_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor:
 
 
 def find(end: Tensor, u: Tensor, k: int) -> Tensor:
-    """The units that the points u, u + 1, ... fall on, ``(*sample, *batch, k)``: the first ones that end beyond.
+    """The units that the points u, u + 1, ... fall on, ``(*sample, *batch, k)``: the first that end beyond each.
 
-    ``end`` is that of :class:`Cuts`. Units that are as long as the distance of the points may be missed.
+    ``end`` is that of :class:`Cuts`. Units that are as long as the distance between points may be missed.
     """
     end = end.cummax(-1).values.view(-1, end.shape[-1])
     below_k = k * (1 - torch.finfo(u.dtype).eps)  # even if u + k - 1 rounds up

@@ -79,7 +79,7 @@ def expand(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
 def tilt(logits: Tensor, k: Size, kept: Kept | None = None, balanced: bool = False) -> Tilted:
     """The :class:`Tilted` of these logits, differentiable in them.
 
-    ``balanced`` tells that the expected number of ones is already k. In eager code on a CPU the tree contains plain
+    With ``balanced``, the expected number of ones is already k. In eager code on a CPU the tree contains plain
     numbers, and results get their derivatives from :mod:`khot.kernels.count.kept_tree`.
     """
     if forest_roots.is_fused(logits) or not runs_on_cpu(logits):

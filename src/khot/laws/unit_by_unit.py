@@ -152,7 +152,7 @@ class _Inclusion(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         logits, solved = ctx.logits, ctx.solved
         if version_of(logits) != ctx.version:
-            raise RuntimeError("`logits` have been modified in place since inclusion probabilities were made of them")
+            raise RuntimeError("`logits` have been modified in place since inclusion probabilities were computed")
         if not is_first_derivative(g):
             return *_pulled_back(ctx.by_tree, [logits], [True], g), None, None, None
         gradient = bernoulli_count_derivative(

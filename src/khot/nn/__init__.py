@@ -54,7 +54,7 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name
         except ModuleNotFoundError as error:
             if error.name != "pyro":
                 raise
-            message = "no khot.nn.KHotGate without Pyro, which designs and estimators need: pip install pyro-ppl"
+            message = "khot.nn.KHotGate needs Pyro, as designs and estimators do: pip install pyro-ppl"
             raise ModuleNotFoundError(message, name="pyro") from error
 
 

@@ -67,7 +67,7 @@ class BatchTopK(CountsIdleUnits):
         dead_after: Number of rows (tokens, in a language model) without being kept after which a unit is dead.
         group: Processes that each hold a part of the batch, ``torch.distributed.group.WORLD`` for all. The largest
             entries are then those of all parts, and threshold and dead units are the same everywhere. All processes
-            must call the module equally often. Gradients are scaled such that DistributedDataParallel, which averages
+            must call the module equally often. Gradients are scaled so that DistributedDataParallel, which averages
             them, obtains the gradient of the mean loss. Copies and pickles have no group. A DTensor needs none.
         track_running_stats: Whether there is a threshold. Without it, evaluation also keeps the largest entries of the
             batch, and there are no dead units.

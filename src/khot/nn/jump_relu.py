@@ -56,7 +56,7 @@ class JumpReLU(Module):
         self.bandwidth = float(checked_positive("bandwidth", bandwidth, torch.Size()))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "threshold" or isinstance(value, Parameter):  # FSDP replaces the parameter by its shards
+        if name != "threshold" or isinstance(value, Parameter):  # FSDP replaces the parameter with its shards
             super().__setattr__(name, value)
             return
         value = checked_threshold(value)

@@ -39,7 +39,7 @@ class TopKMask(Masking):
         k: Number of entries; for a relaxed mask the sum, which need not be an integer.
         softness: Third argument of the relaxation; None for the hard mask, which has no gradient.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
-        dim: Axis of the ground set, or axes that are one ground set together.
+        dim: Axis of the ground set, or axes that together form one ground set.
         straight_through: Whether the value is hard, and the gradient that of the relaxed mask.
         learn_softness: Whether the softness is a parameter, ``exp(log_softness)``, that starts at ``softness``.
         by: "value" for the largest entries, "magnitude" for the largest absolute values.

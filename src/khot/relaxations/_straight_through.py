@@ -38,7 +38,7 @@ def straight_through_topk(
         k: Number of ones, ``0 <= k <= n``. A learned size need not be an integer; the mask then has the nearest number
             of ones.
         softness: Third argument of the relaxation.
-        dim: Axis of the ground set, or axes that are one ground set together.
+        dim: Axis of the ground set, or axes that together form one ground set.
         relaxation: Relaxed mask that keeps the order, called as ``relaxation(x, k, softness)``.
 
     Returns:

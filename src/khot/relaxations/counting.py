@@ -103,7 +103,7 @@ def soft_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor = 1.0, dim
 
     This is the inverse of :func:`soft_count`. As ``scale -> 0`` it tends to entry number ``ceil(q n)`` of the sorted
     row or, if q n is an integer below n, to the midpoint between two entries. It increases with q, does not depend on
-    the order of ``x``, and moves by c with ``x + c``. It is differentiable to third order in ``x``, ``q`` and
+    the order of ``x``, and shifts by c with ``x + c``. It is differentiable to third order in ``x``, ``q`` and
     ``scale``, in reverse and forward mode. For each q, the derivatives with respect to the entries are nonnegative and
     sum to one. The derivative in q is limited where it would overflow, in the middle of a gap of very many scales.
     Takes O((n + m) log n) time.

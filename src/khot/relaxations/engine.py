@@ -143,7 +143,7 @@ def capped_simplex_map(
         scale: Positive softness.
         link: The link function. ``torch.compile`` accepts any link, made inside or outside of the compiled function; an
             exported program needs one with a name, see :class:`Link`.
-        dim: Axis of the ground set, or axes that are one ground set together.
+        dim: Axis of the ground set, or axes that together form one ground set.
 
     Returns:
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.

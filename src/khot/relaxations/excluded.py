@@ -1,8 +1,8 @@
 """Entries of -inf in the maps of sorted entries, treated as the limit of ever smaller scores.
 
 The m excluded entries of a row share the m lowest places, and the others follow as if they were a row of their own. The
-maps therefore replace -inf by a finite number so far below the other entries that these are not affected: their values
-are exactly the limit. The number is a constant, so excluded entries have no gradient.
+maps therefore replace -inf with a finite number so far below the other entries that these are not affected: their
+values are exactly the limit. The number is a constant, so excluded entries have no gradient.
 """
 
 from typing import NamedTuple

@@ -29,7 +29,7 @@ def topk_mask(_call: Call, x: Tensor, k: int | Tensor, dim: int | tuple[int, ...
     Args:
         x: Real scores with ``n`` entries along ``dim``; infinities are ordinary scores here.
         k: Number of ones, an integer or an integer tensor that broadcasts with the batch shape, ``0 <= k <= n``.
-        dim: Axis of the ground set, or axes that are one ground set together.
+        dim: Axis of the ground set, or axes that together form one ground set.
 
     Returns:
         Tensor like ``x`` of zeros and ones, with ``k`` ones along ``dim``.

@@ -60,7 +60,7 @@ def smallest_positive(dtype: torch.dtype) -> float:
 
 
 def inside(y: Tensor) -> Tensor:
-    """Replaces entries that have rounded to 0 or 1 by the nearest number inside (0, 1); the gradient is that of y."""
+    """Replaces entries that have rounded to 0 or 1 with the nearest number inside (0, 1); the gradient is that of y."""
     value = y.detach()
     return y + (_clamped_inside(value, y.dtype) - value)
 
@@ -94,7 +94,7 @@ def remember_scores(y: Tensor, x: Tensor, k: float | Tensor, temperature: float 
     """Records for this tensor, not for copies of it, that it is ``sigmoid_topk(x, k, temperature)`` up to rounding.
 
     If the mask was made without gradient, so are the recorded numbers. In graphs and in inference mode torch does not
-    count writes to a tensor; there the numbers themselves tell whether they still are that mask, up to rounding.
+    count writes to a tensor; there the numbers themselves show whether they still are that mask, up to rounding.
     """
     setattr(y, _ATTRIBUTE, _Scores(x, k, temperature, torch.is_grad_enabled(), version_of(y), recorder()))
 

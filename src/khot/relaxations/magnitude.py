@@ -43,7 +43,7 @@ def sparse_topk_magnitude(
         k: Number of entries to keep, ``0 <= k <= n``.
         strength: Positive weight of the regulariser.
         p: Exponent of the regulariser, a Python number, ``1 < p <= 2``.
-        dim: Axis of the ground set, or axes that are one ground set together.
+        dim: Axis of the ground set, or axes that together form one ground set.
 
     Returns:
         Tensor like ``x``, with its signs.

@@ -43,7 +43,7 @@ class _Found(NamedTuple):
 
 
 class _OfScores(Function):
-    """The values as a function of the scores alone."""
+    """The values as a function of only the scores."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, values: list[Tensor], found: _Found) -> Tensor:

@@ -141,8 +141,8 @@ def soft_rank(
     Tends to the ranks as ``scale -> 0``, where ties share their mean rank, and to ``(n + 1) / 2`` as it grows. The sum
     is always ``n (n + 1) / 2``. The map is permutation-equivariant, keeps the order of ``x`` and is invariant to
     ``x + c``. It is differentiable to any order in ``x`` and ``scale``, in reverse and forward mode; at ties the second
-    derivative jumps, as the density of the Laplace law has a kink. Distant entries do not cost the others digits, nor
-    do scales much smaller than the entries. Takes one sort and O(n) more time (O(n log n) in plain torch if entries
+    derivative jumps, as the density of the Laplace law has a kink. Neither distant entries nor scales much smaller
+    than the entries cost the others digits. Takes one sort and O(n) more time (O(n log n) in plain torch if entries
     spread over more than 256 scales, and on accelerators), and saves O(n) numbers. On a CPU with numba, both passes
     take at most 8 times the memory of ``x`` (more for half types, because the indices of the sort take 8 bytes each).
 
@@ -183,9 +183,9 @@ def soft_sort(
     .. math:: y_j = F^{-1}(j - \tfrac12), \qquad F(t) = \sum_i \mathrm{Lap}((t - x_i)/s), \quad j = 1 \dots n
 
     Tends to the sorted entries as ``scale -> 0``, and spreads beyond their range as it grows. The result increases with
-    j, does not depend on the order of ``x``, and moves by c with ``x + c``. It is differentiable in ``x`` and ``scale``
-    as :func:`soft_rank` is. For each j, the derivatives with respect to the entries are nonnegative and sum to one. The
-    cost is that of :func:`soft_rank`.
+    j, does not depend on the order of ``x``, and shifts by c with ``x + c``. It is differentiable in ``x`` and
+    ``scale`` as :func:`soft_rank` is. For each j, the derivatives with respect to the entries are nonnegative and sum
+    to one. The cost is that of :func:`soft_rank`.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.

@@ -32,7 +32,7 @@ def rescaled_sigmoid_topk(
             excludes an entry (``y = 0``, no gradient).
         k: Sum of the result, ``0 <= k <= n``.
         temperature: Positive softness; 1 for the map as published.
-        dim: Axis of the ground set, or axes that are one ground set together.
+        dim: Axis of the ground set, or axes that together form one ground set.
 
     Returns:
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.

@@ -40,7 +40,7 @@ def sparse_topk_signed(
         k: Bound of the sum of absolute values, ``0 <= k <= n``.
         strength: Positive weight of the regulariser.
         p: Exponent of the regulariser, a Python number, ``1 < p <= 2``.
-        dim: Axis of the ground set, or axes that are one ground set together.
+        dim: Axis of the ground set, or axes that together form one ground set.
 
     Returns:
         Tensor like ``x``, in ``[-1, 1]``, with absolute values that sum to at most ``k`` along ``dim``.

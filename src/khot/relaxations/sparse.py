@@ -60,7 +60,7 @@ def sparse_topk(
         strength: Positive weight of the regulariser.
         p: Exponent of the regulariser, a real number, ``1 < p <= 2``. Below 1.05 the mask is almost a step function of
             x, and float32 rounding becomes visible.
-        dim: Axis of the ground set, or axes that are one ground set together.
+        dim: Axis of the ground set, or axes that together form one ground set.
 
     Returns:
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.

@@ -135,7 +135,7 @@ def successive_softmax_topk(
         k: Sum of the result, an integer, ``0 <= k <= n``; or an integer tensor that broadcasts with the batch shape. A
             tensor cannot be traced or mapped over, because its maximum is the number of rounds.
         temperature: Positive softness.
-        dim: Axis of the ground set, or axes that are one ground set together.
+        dim: Axis of the ground set, or axes that together form one ground set.
 
     Returns:
         Tensor like ``x``, at least 0, summing to ``k`` along ``dim``.

@@ -47,7 +47,7 @@ def topk_threshold(
         x: Scores with ``n`` entries along ``dim``.
         k: Sum of the mask, ``0 <= k <= n``; an integer for ``topk_mask``.
         softness: Positive softness, the third argument of the relaxation; ignored for ``topk_mask``, which has none.
-        dim: Axis of the ground set, or axes that are one ground set together.
+        dim: Axis of the ground set, or axes that together form one ground set.
         relaxation: The mask: one of this library, ``partial(capped_simplex_map, link=...)`` or ``topk_mask``.
 
     Returns:

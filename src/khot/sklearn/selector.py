@@ -38,7 +38,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     largest logits are then selected. So features are chosen for their joint effect, unlike in univariate tests, and in
     one training, unlike in recursive elimination.
 
-    With ``n_features_to_select="learned"`` the number of features is learned, too: a feature is kept if it lowers the
+    With ``n_features_to_select="learned"`` the number of features is also learned: a feature is kept if it lowers the
     loss by more than ``price``, and is selected if it is drawn more often than not. The loss is the cross-entropy in
     nats or, for values, the mean squared error as a share of their variance. So with ``price=0.01`` a feature has to
     explain one percent of the variance. For several outputs it is the mean of their losses. Without ``y``, the values
@@ -46,7 +46,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
     With a linear predictor, training does not start from equal logits but from a least-squares solution, which needs no
     draws; see ``khot.sklearn.start``. After 100 steps it then forces a decision between features that are alike. It
-    takes a fraction of a second for some dozens or hundreds of features. A hidden layer, which starts from equal
+    takes a fraction of a second for dozens or hundreds of features. A hidden layer, which starts from equal
     logits, takes seconds.
 
     The selector is worth its time if features matter only in combination, such as through their product: with

@@ -187,7 +187,7 @@ def marked_count_log_prob_derivative(
 def _draw_block(table, marked, chances, start, stop, counts, open_, seed, origin, out):
     """Draws units ``stop - 1``, ..., ``start`` of many draws, numbered from ``origin`` as in :mod:`.numba_backend`.
 
-    ``counts`` are those of the units up to there, and ``open_`` tells whether the mark is among them.
+    ``counts`` are those of the units up to there, and ``open_`` says whether the mark is among them.
     """
     (p, q, weight), (draw, row, unit) = chances, origin
     for d in range(counts.shape[0]):

@@ -34,9 +34,9 @@ from .numba_series import terms_of
 DEPTH, NODES = 41.4, 31  # as in .characteristic: nodes are cut off at e^-41.4, and there are at most this many
 LANES = 4  # nodes are processed in groups of four
 MOST = 32
-LEAST = 0.25  # variance of B below which rows are left
+LEAST = 0.25  # variance of B below which rows are left to the recursion
 LIKELY = 0.25  # P(B = k) times a deviation of at least a half exceeds this if the expected number is k
-DIRECT = 64  # units of rows that are too short for a series to pay
+DIRECT = 64  # a series does not pay off in rows of fewer units
 BENNETT_STEPS = 3
 
 

@@ -77,7 +77,7 @@ def _pass_on(law, work, spread, residual, v, variance, t, along):
         v[:] = 0.0
         return
     product(law, work, v, t, along)
-    excess = 0.0  # of the sum over 0, which no v can remove
+    excess = 0.0  # the excess of the sum over 0, which no v can remove
     for i in range(v.shape[0]):
         residual[i] -= along[i]
         excess += residual[i]

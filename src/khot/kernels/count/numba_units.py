@@ -12,7 +12,7 @@ from ..cpu.maths import EXP, LOG, LOG1P
 
 EPS = np.finfo(np.float64).eps
 FARTHEST = 575.0  # e^-575 is 1e-250, as in laws.inverse: log-odds beyond this are infinite
-CLOSE = 0.2  # distance of an expected count from k at which windows and nodes are where they should be
+CLOSE = 0.2  # largest distance of the expected count from k for which windows and nodes are well placed
 WORK = 64  # items that take as long as one unit
 TILT_STEPS = 100  # 1 to 3 are usual
 MANY, FEW = 2.0, 0.5  # variance of the count: Edgeworth's second term helps above, the difference of Poissons below
@@ -87,7 +87,7 @@ def balance(z, k, p, q, close, rounding):
             lowest = highest = z[0]
             for i in range(m):
                 lowest, highest = min(lowest, z[i]), max(highest, z[i])
-            low, high = -highest - log(float(m)), -lowest + log(float(m))  # shifts with fewer and with more
+            low, high = -highest - log(float(m)), -lowest + log(float(m))  # shifts at which fewer and more are expected
         if excess > 0:
             high = done
         else:

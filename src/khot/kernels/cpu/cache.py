@@ -2,8 +2,8 @@
 
 numba has its own cache, which only looks at the file of the function. It misses an edit of a function that is called
 from another file, and considers a function made by a factory (a loop for one link) as new in every process. Here an
-entry is found by the function's qualified name, which tells what the factory made, in a folder for the state of the
-sources of all numba backends and the versions of numba and NumPy.
+entry is found by the function's qualified name, which identifies what the factory made, in a folder for the state of
+the sources of all numba backends and the versions of numba and NumPy.
 """
 
 import functools

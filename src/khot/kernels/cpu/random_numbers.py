@@ -41,7 +41,7 @@ def uniform(high, low):
 
 @inlined
 def uniform_pair(seed, draw, row, place):
-    """The numbers of the even and of the odd unit that share a place."""
+    """The random numbers of an even unit and of the odd unit after it, which share a place in the counter."""
     words = random_words(seed, draw, row, place)
     return uniform(words[0], words[1]), uniform(words[2], words[3])
 
@@ -53,7 +53,7 @@ def empty_draws(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
 
 @per_row
 def fill_uniform(seed, draw, row, first_unit, u):
-    """Numbers uniform on [0, 1) for the units of a row from an even unit on, as in ``uniform_rows``."""
+    """Numbers uniform on [0, 1) for the units of a row, starting with an even unit, as in ``uniform_rows``."""
     n = u.shape[0]
     for place in range(n // 2):
         u[2 * place], u[2 * place + 1] = uniform_pair(seed, draw, row, first_unit // 2 + place)

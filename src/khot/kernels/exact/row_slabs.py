@@ -24,7 +24,7 @@ from ..operators.autograd import with_forward_mode
 
 MOST_SLABS = 6  # each costs a few milliseconds of small operations; a sixth of a hundred times the input is enough
 
-_thread = threading.local()  # its attribute ``inside`` tells whether a slab is being computed
+_thread = threading.local()  # its attribute ``inside`` says whether a slab is being computed
 
 Tensors = tuple[Tensor, ...]
 RowFunction = Callable[..., Tensors]

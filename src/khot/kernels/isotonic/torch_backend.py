@@ -191,7 +191,7 @@ def _warn_of_rises(v: Tensor, max_iter: int) -> None:
 
 
 def _improve(objective: Objective, multiplier: Tensor, first: int) -> None:
-    """Maximises the dual over every second multiplier, from the one with this number on."""
+    """Maximises the dual over every second multiplier, starting with number ``first``."""
     n = objective.s.shape[-1]
     pairs = (n + 1 - first) // 2
     if not pairs:

@@ -1,4 +1,4 @@
-"""Links in numba: what a loop needs of a link, compiled for one link and one dtype.
+"""Links in numba: what a loop needs from a link, compiled for one link and one dtype.
 
 A link with a numba piece has the file ``<name>_numba.py`` beside that of its class, with a function
 ``numba_link(variant, real)`` that returns a record of compiled functions of single numbers. Their constants are numbers
@@ -42,7 +42,7 @@ class FarTail(NamedTuple):
 
 
 class NumbaLink(NamedTuple):
-    """What loops know of a link: functions of z in the dtype of the loop, but of float64 for the quantile and the step.
+    """What loops know about a link: functions of z in the loop's dtype, except the quantile and the step, in float64.
 
     Attributes:
         terms: ``(z, q) -> (above, tail, slope)``: the terms of an item in :class:`khot.kernels.links.base.TailSums`, 1
@@ -130,7 +130,7 @@ def balance_step(signed, total, slope, excess, k, q):
     size = total + abs(excess)
     ratio = (signed + excess) / size
     square = ratio * ratio
-    if square < NEARLY_BALANCED:  # its series to 1e-8, in a tenth of the time
+    if square < NEARLY_BALANCED:  # the series of atanh, accurate to 1e-8, in a tenth of the time
         rate = ratio * (1 + square * (1 / 3 + square * (1 / 5 + square * (1 / 7 + square / 9))))
     else:
         rate = math.atanh(ratio) if square < 1 else math.copysign(np.inf, ratio)

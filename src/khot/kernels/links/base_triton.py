@@ -46,7 +46,7 @@ def exponential_decay(start, beyond, LINK: tl.constexpr):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TritonLink:
-    """What the kernels know of a link.
+    """What the kernels know about a link.
 
     Attributes:
         name: ``Link.kernel``.
@@ -123,7 +123,7 @@ class CompactLink(TritonLink):
 
 
 def triton_link(link: Link) -> TritonLink:
-    """What the kernels know of a link that has a Triton piece, from the file beside that of its class."""
+    """What the kernels know about a link that has a Triton piece, from the file beside that of its class."""
     return import_module(f"{type(link).__module__}_triton").KERNELS[link.kernel]
 
 

@@ -39,7 +39,7 @@ def register(cls: "type[Link]", name: str | None) -> None:
     if not isinstance(name, str):
         raise TypeError(f"`name` of a link must be a str, but got {name!r}")
     if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"`name` of a link must be an identifier, or several with dots between, but got {name!r}")
+        raise ValueError(f"`name` of a link must be an identifier, or several joined by dots, but got {name!r}")
     if name in _registered and not _is_made_again(cls, _registered[name]):
         raise ValueError(f"`name` of a link must be unique, but {name!r} is the name of {_registered[name]!r}")
     cls.class_name = name

@@ -37,7 +37,7 @@ def lacks_triton() -> str | None:
     except ImportError as error:
         return f"Triton is not installed ({error}): {INSTALL_TRITON}"
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST_TRITON:
-        return f"the kernels need Triton 3.4 or newer, as torch 2.8 brings it, and this is Triton {triton.__version__}"
+        return f"the kernels need Triton 3.4 or newer, as in torch 2.8, but this is Triton {triton.__version__}"
     return None
 
 

@@ -51,7 +51,7 @@ def _place(sorted_values: Tensor, order: Tensor) -> Tensor:
 
 
 def _decay(distance: Tensor) -> Tensor:
-    """exp(-distance) as a square: where exp underflows it takes a CPU ten times as long, and a square does not."""
+    """exp(-distance) as a square: where exp underflows, it takes a CPU ten times as long, but a square does not."""
     return torch.exp(-(0.5 * distance).clamp(max=_FARTHEST_HALF[distance.dtype])).square()
 
 

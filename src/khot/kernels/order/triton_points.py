@@ -33,7 +33,7 @@ def larger(a, b):
 
 @triton.jit
 def _first_goals(before, after, cols, n, BETWEEN: tl.constexpr):
-    """The first of the points 1, 2, ... for which each item lies below it; ascending, however ties are rounded."""
+    """For each item the first of the points 1, 2, ... above it; ascending, however ties are rounded."""
     rank = (cols + 1) + 0.5 * (after - before)
     if BETWEEN:
         rank -= 0.5

@@ -46,7 +46,7 @@ def decays(to_left, to_right, cols, n):
 
 @triton.jit
 def to_double(v):
-    """The number in float64; from half types by way of float32, as the hardware does."""
+    """The number in float64; half types are converted by way of float32, as in hardware."""
     if v.dtype == tl.float64:
         return v
     else:
@@ -55,7 +55,7 @@ def to_double(v):
 
 @triton.jit
 def to_dtype(v, DTYPE: tl.constexpr):
-    """From float64 to DTYPE; to half types by way of float32, as the hardware does."""
+    """From float64 to DTYPE; to half types by way of float32, as in hardware."""
     if DTYPE == tl.float64 or DTYPE == tl.float32:
         return v.to(DTYPE)
     else:

@@ -2,17 +2,17 @@ r"""Order sampling: draws by independent ranks, and the one-dimensional integral
 
 A draw consists of the k units of smallest :math:`R_i = E_i - \vartheta_i`, where E is independent noise with the
 distribution function F and the density f, and :math:`F_i = F(s + \vartheta_i)`. A set S is drawn if the last of its
-units comes before all others, and unit i if it comes before all but k - 1 of the others,
+units arrives before all others, and unit i if it arrives before all but k - 1 of the others,
 
 .. math::
     P(S) = \int \prod_{i \in S} F_i \prod_{i \notin S} (1 - F_i) \sum_{j \in S} \frac{f_j}{F_j} \, ds, \qquad
     \pi_i = \int f_i \, P\big(\#\{j \ne i: R_j < s\} < k\big) \, ds.
 
 ``order_log_prob`` gives log P(S) with its gradient. ``order_inclusion`` gives the :math:`\pi_i`. The number of units
-that have come by a time is a sum of independent Bernoulli variables. For logistic noise these units, given that there
-are k of them, are a conditional Poisson design that is the same at all times. ``order_inclusion_product`` gives the
-product of the Jacobian with a vector. The Jacobian is symmetric, as :math:`\pi` is the gradient of the expected sum of
-the k largest :math:`-R_i`, so one product serves both modes of differentiation.
+that have arrived by a time is a sum of independent Bernoulli variables. For logistic noise these units, given that
+there are k of them, are a conditional Poisson design that is the same at all times. ``order_inclusion_product`` gives
+the product of the Jacobian with a vector. The Jacobian is symmetric, as :math:`\pi` is the gradient of the expected sum
+of the k largest :math:`-R_i`, so one product serves both modes of differentiation.
 
 Positions are float64; ``inf`` includes a unit and ``-inf`` excludes it. Results have relative errors of about e^-depth,
 for ``EXACT`` or ``SINGLE`` precision. The reference is the definition, by Gauss' rule on small pieces. Calls that no

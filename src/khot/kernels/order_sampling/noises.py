@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SURE = 500.0  # finite log-odds of a certain event
-LARGEST = 300.0  # its exponential is the hazard of a unit that has certainly come
+LARGEST = 300.0  # its exponential is the hazard of a unit that has certainly arrived
 SMALL, LATE = -60.0, 10.0  # bounds within which powers of exp(z) are finite in second derivatives
 LEAST = 1e-30  # smallest value of 1 - F before its kink, so that derivatives stay finite
 

@@ -1,9 +1,9 @@
 r"""Inclusion probabilities of order sampling, and products with their Jacobian, for noise of any law, row by row.
 
-By time s unit i has come with probability :math:`F_i`, a function of :math:`x_i = e^{s + \vartheta_i}`; it comes at the
-rate :math:`f_i`. The number N of units that have come is a sum of independent Bernoulli variables. Probabilities of N
-with some units left out are sums over its characteristic function. With :math:`\varphi_i = 1 - F_i + F_i z` and
-:math:`T = z^{1 - k} \prod_i \varphi_i` at M points z of the unit circle,
+By time s unit i has arrived with probability :math:`F_i`, a function of :math:`x_i = e^{s + \vartheta_i}`; it arrives
+at the rate :math:`f_i`. The number N of units that have arrived is a sum of independent Bernoulli variables.
+Probabilities of N with some units left out are sums over its characteristic function. With
+:math:`\varphi_i = 1 - F_i + F_i z` and :math:`T = z^{1 - k} \prod_i \varphi_i` at M points z of the unit circle,
 
 .. math:: u_i = P(N_{-i} = k - 1) = \operatorname{mean} \frac{T}{\varphi_i}, \qquad
     \pi_i = \int F_i \Big( \sum_j f_j u_j + f_i u_i \Big) ds, \qquad
@@ -11,10 +11,10 @@ with some units left out are sums over its characteristic function. With :math:`
     \Big( g_i \sum_j \frac{f_j}{\varphi_j} - \sum_j \frac{f_j g_j}{\varphi_j} \Big) ds.
 
 The means are exact except for counts that differ from k by M or more, and points of large angle are negligible:
-:math:`|\prod \varphi_i| \le \exp(-2 v \sin^2(\text{angle} / 2))` with v the variance of N. The k-th unit comes while
-about k are expected to have come. The integrals end where bounds on P(N = k) are e^-depth: with m the mean of N and
-d = |m - k|, those of Bernstein, :math:`e^{-d^2 / (2 v + 2 d / 3)}`, and of Chernoff, for the units that have come and
-for those that have not.
+:math:`|\prod \varphi_i| \le \exp(-2 v \sin^2(\text{angle} / 2))` with v the variance of N. The k-th unit arrives while
+about k are expected to have arrived. The integrals end where bounds on P(N = k) are e^-depth: with m the mean of N and
+d = |m - k|, those of Bernstein, :math:`e^{-d^2 / (2 v + 2 d / 3)}`, and of Chernoff, for the units that have arrived
+and for those that have not.
 
 Logistic noise has a faster method, :mod:`.numba_inclusion`.
 """
@@ -116,7 +116,7 @@ def _angles(n, k, mean, variance, turns, depth, rows):
 
 @inlined
 def _factor(came, missing):
-    """The factor of a unit; divided by z if the unit has more likely come than not, so certain units change nothing."""
+    """The factor of a unit; divided by z if it has more likely arrived than not, so certain units change nothing."""
     return (missing, came, 1.0, 0) if came <= 0.5 else (came, missing, -1.0, 1)
 
 

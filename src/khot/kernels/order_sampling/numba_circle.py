@@ -1,6 +1,6 @@
-r"""Units given that k of them have come, from the characteristic function of their number N, for rows with some spread.
+r"""Units given that k have arrived, from the characteristic function of their number N, for rows with some spread.
 
-Each unit has a rarer fate, of probability s <= 1/2 at the time 0, see :mod:`.numba_logistic`: to have come, or, for
+Each unit has a rarer fate, of probability s <= 1/2 at the time 0, see :mod:`.numba_logistic`: to have arrived, or, for
 units above, to be missing. With R and T such that
 
 .. math:: R_i = \frac{s_i e^{\pm i \varphi}}{1 - s_i + s_i e^{\pm i \varphi}}, \qquad

@@ -1,15 +1,15 @@
 r"""Inclusion probabilities of order sampling by logistic noise, and products with their Jacobian, row by row.
 
-With m the inclusion probabilities given that k units have come, which are the same at all times,
+With m the inclusion probabilities given that k units have arrived, which are the same at all times,
 
 .. math:: \pi_i = \int P(N = k) \, F_i \Big( \sum_j (1 - F_j) m_j + (1 - F_i) m_i \Big) ds
 
 and likewise :math:`1 - \pi_i`. Products with the Jacobian are derivatives along a vector, taken under the integral
 sign.
 
-As in :mod:`.numba_logistic`, the rarer fate of a unit, of probability x / (1 + x), is to have come, or, if it is above,
-to be missing. Vectors and their products count rarer fates, with a minus sign above. Loops process four units at a time
-if possible, which shares reads and writes.
+As in :mod:`.numba_logistic`, the rarer fate of a unit, of probability x / (1 + x), is to have arrived, or, if it is
+above, to be missing. Vectors and their products count rarer fates, with a minus sign above. Loops process four units at
+a time if possible, which shares reads and writes.
 """
 
 # mypy: disable-error-code="no-untyped-def"

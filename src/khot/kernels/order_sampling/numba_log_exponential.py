@@ -1,11 +1,11 @@
 r"""Order sampling with logarithms of exponential variables, row by row: log P(S) and its gradient.
 
-Unit i comes at the rate :math:`w_i = e^{\vartheta_i}`. With W the sum of the rates of units outside S,
+Unit i arrives at the rate :math:`w_i = e^{\vartheta_i}`. With W the sum of the rates of units outside S,
 :math:`a = e^s` and :math:`x_i = a w_i`, the integrand is
 
 .. math:: e^{-a W} \prod_{i \in S} (1 - e^{-x_i}) \sum_{j \in S} h_j, \qquad h_j = x_j / (e^{x_j} - 1).
 
-Only one sum depends on the other units, however many there are. For members that come late, :math:`w_i \le 1`, the
+Only one sum depends on the other units, however many there are. For members that arrive late, :math:`w_i \le 1`, the
 product contains :math:`(1 - e^{-x_i}) / x_i`, which is near 1, and :math:`x_i` is handled in logarithms.
 """
 
@@ -36,7 +36,7 @@ class Rates(NamedTuple):
 
     place: Array  # positions of the members in the row
     rate: Array  # w
-    late: int  # how many of them have w <= 1; they come before the others
+    late: int  # how many of them have w <= 1; they arrive before the others
     others: float  # W
     # Arrays for the nodes.
     up: Array

@@ -1,15 +1,15 @@
 r"""Order sampling with logarithms of uniform variables, row by row: log P(S) and its gradient.
 
-By time s unit i has come with probability min(x, 1), :math:`x_i = e^{s + \vartheta_i}`. With B the probability that all
-units of S have come and no other one,
+By time s unit i has arrived with probability min(x, 1), :math:`x_i = e^{s + \vartheta_i}`. With B the probability that
+all units of S have arrived and no other one,
 
 .. math:: P(S) = \int B \, \#\{i \in S: x_i < 1\} \, ds = \int B \sum_{j \notin S} \frac{x_j}{1 - x_j} \, ds,
 
-because the last of S comes at s, or the first of the others. Between the times at which one more unit of S has
-certainly come, both are polynomials of e^s. The integrals end when all of S have certainly come, or one of the others.
-These times move with the positions. The derivative with respect to the position of a unit is taken under the integral
-sign, of the form in which this unit does not occur in the rate: the second form for units of S, and the first for the
-others.
+because the last of S arrives at s, or the first of the others. Between the times at which one more unit of S has
+certainly arrived, both are polynomials of e^s. The integrals end when all of S have certainly arrived, or one of the
+others. These times move with the positions. The derivative with respect to the position of a unit is taken under the
+integral sign, of the form in which this unit does not occur in the rate: the second form for units of S, and the first
+for the others.
 """
 
 # mypy: disable-error-code="no-untyped-def"

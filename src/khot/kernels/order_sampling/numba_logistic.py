@@ -1,15 +1,15 @@
 r"""Logistic noise, row by row: the units of a row at all times, the law of their count, log P(S) and its gradient.
 
-Times are relative to one at which about k units are expected to have come. Let z be the log-odds of having come by
-then. At a time s later, the initially less likely event, to have come if z < 0 and to be missing if z > 0, has the odds
-:math:`x_i = e^{-|z_i| \pm s}` and the probability x / (1 + x). This and its complement have full relative accuracy.
-Only one exp is needed per unit and per time, since
+Times are relative to one at which about k units are expected to have arrived. Let z be the log-odds of having arrived
+by then. At a time s later, the initially less likely event, to have arrived if z < 0 and to be missing if z > 0, has
+the odds :math:`x_i = e^{-|z_i| \pm s}` and the probability x / (1 + x). This and its complement have full relative
+accuracy. Only one exp is needed per unit and per time, since
 
 .. math:: \log P(N = k) = \text{const} + (k - \text{number of } z > 0) s - \sum_i \log(1 + x_i).
 
-Given N = k the law of the units that have come is the same at all times: up to a constant, the integrand of log P(S) is
-P(N = k) times the rate at which the missing members come. Loops run over the units and, inside, over the nodes of the
-quadrature, of which there are many in short rows.
+Given N = k the law of the units that have arrived is the same at all times: up to a constant, the integrand of log P(S)
+is P(N = k) times the rate at which the missing members arrive. Loops run over the units and, inside, over the nodes of
+the quadrature, of which there are many in short rows.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -69,7 +69,7 @@ class Sides(NamedTuple):
 
 @inlined
 def space(n, rows_of_units, rows_of_nodes):
-    """Rows that do not begin at the same offset of a page, which would cause false conflicts in a processor."""
+    """Empty rows that begin at different offsets of a page, since equal ones cause false conflicts in a processor."""
     return Space(
         np.empty(n, np.int64), np.empty((3 + rows_of_units, n)), np.empty((4 + rows_of_nodes, MOST_NODES + STAGGER))
     )
@@ -296,7 +296,7 @@ def _evaluate_members(weight, power, count, factors, each, product, values, rate
 
 @inlined
 def _evaluate_set(sides, points, count, values, rate):
-    """The logarithm of the integrand of P(S), up to a constant, and the rate at which members come."""
+    """The logarithm of the integrand of P(S), up to a constant, and the rate at which members arrive."""
     each = begin(sides, points, count, values)
     rate[:count] = 0.0
     weight, product, up, down = sides.weight, sides.product, sides.up, sides.down

@@ -1,4 +1,4 @@
-r"""The times at which the units of a row come: the range of the integrals over time, and the nodes of the rules.
+r"""The times at which the units of a row arrive: the range of the integrals over time, and the nodes of the rules.
 
 These functions depend on the noise through its fates: F, 1 - F and f at :math:`x = e^{s + \vartheta}`. Each factory
 makes one of them.
@@ -17,7 +17,7 @@ from .numba_gauss import fill_gauss, sort_upward
 from .numba_range import density
 
 exp = EXP[np.float64]
-BEYOND = 40.0  # distance beyond a time, after which a unit has certainly come
+BEYOND = 40.0  # distance beyond a time, after which a unit has certainly arrived
 CENTRE_STEPS, END_STEPS = 60, 40
 CLOSE = 0.25  # largest distance of the mean from k at the centre, in standard deviations of N
 ROOM = 2.5  # by how much the exponent at an end may exceed the depth
@@ -25,12 +25,12 @@ TINY = 1e-300
 
 
 class Moments(NamedTuple):
-    """Moments of the number N of units that have come."""
+    """Moments of the number N of units that have arrived."""
 
     mean: float
     variance: float
     rate: float
-    certain: int  # how many have certainly come
+    certain: int  # how many have certainly arrived
 
 
 def moments_of(fates):
@@ -75,7 +75,7 @@ def centre_of(moments):
 
     @inlined
     def centre(weight, k, low, high):
-        """A time at which about k units are expected to have come."""
+        """A time at which about k units are expected to have arrived."""
         s, found = low, moments(weight, exp(low))
         for _ in range(CENTRE_STEPS):
             away = k - found.mean
@@ -153,7 +153,7 @@ def trapezoids(low, high, curvature, depth, space):
 
 
 def nodes_of(has_kinks):
-    """The nodes of a row; they return their number, -1 if there is no room for so many."""
+    """A function that writes the nodes of a row and returns their number, -1 if there is no room for so many."""
 
     @inlined
     def nodes(theta, ends, curvature, depth, space):
@@ -170,7 +170,7 @@ def nodes_of(has_kinks):
 
 
 def fill_fates_of(fates):
-    """The fates of the units at a time; the mean of N, its variance, and how many have probably come."""
+    """The fates of the units at a time; the mean of N, its variance, and how many have probably arrived."""
 
     @inlined_sum
     def fill_fates(weight, up, came, missing, rate):

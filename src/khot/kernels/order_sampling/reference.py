@@ -87,7 +87,7 @@ def _product(theta: Tensor, k: int, vector: Tensor, noise: Noise) -> Tensor:
 
 
 def _counts(law: Law, k: int, *without: int) -> Tensor:
-    """The probabilities that 0, ..., k - 1 units have come, without those left out; ``(nodes, k)``."""
+    """The probabilities that 0, ..., k - 1 units have arrived, without those left out; ``(nodes, k)``."""
     came, missing = law.log_cdf.exp(), law.log_sf.exp()
     chances = torch.nn.functional.pad(torch.ones_like(came[:, :1]), (0, k - 1))
     for j in range(came.shape[-1]):
@@ -140,7 +140,7 @@ def order_inclusion(
     Returns: Probabilities ``(R, n)``, and intermediate values that a backend may reuse for products. For logistic
         noise, these describe units of log-odds ``theta``: the tilt ``(R, 2)``; the logarithm of P(N = k) without the
         part that the rarer fates do not contribute, ``(R,)``; and the probabilities ``(R, n)`` that units have not
-        come, and that they have, given N = k. For other noise, only the third is used, for a curvature. Finally, the
+        arrived, and that they have, given N = k. For other noise, only the third is used, for a curvature. Finally, the
         ends ``(R, 2)`` of the integral, which are NaN for rows that are left to the exact path.
     """
     probs = torch.stack([_inclusion(row, size, NOISES[noise]) for row, size in zip(theta, k.tolist(), strict=True)])

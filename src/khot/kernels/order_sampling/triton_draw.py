@@ -134,11 +134,12 @@ def _find(key, x_ptr, n, k, BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr):
         upto = tl.where(one >= k, one, tl.where(two >= k, two, tl.where(three >= k, three, upto)))
         low = tl.where(three < k, third, tl.where(two < k, second, tl.where(one < k, first, low)))
         below = tl.where(three < k, three, tl.where(two < k, two, tl.where(one < k, one, below)))
-        # If the ranks in between were uniform and independent, the wanted one would be about here.
+        # If the ranks in between were uniform and independent, the wanted one would be about here. If they are not,
+        # every second step still narrows the range at least by a factor of four.
         width, number = high - low, (upto - below).to(tl.float32)
         share = ((k - below).to(tl.float32) + 0.5) / (number + 1.0)
         spread = DEVIATIONS * tl.sqrt(tl.maximum(share * (1.0 - share), 0.0) / (number + 2.0))
-        halving = (4 * width > before) & (~halving)  # they are not: at least a factor of four in every second step
+        halving = (4 * width > before) & (~halving)
         share, spread = tl.where(halving, 0.5, share), tl.where(halving, 0.25, spread)
         first, second, third = (
             _guess(low, width, share - spread), _guess(low, width, share), _guess(low, width, share + spread),

@@ -83,7 +83,7 @@ def gamma(concentration: Tensor, generator: Generator = None) -> Tensor:
 
 
 def shuffled(shape: tuple[int, ...], device: torch.device, generator: Generator = None) -> Tensor:
-    """Orders of the last axis, all equally likely, from random 62-bit keys, which do not tie and sort fast."""
+    """Orders of the last axis, all equally likely, from random 62-bit keys, which hardly ever tie and sort fast."""
     if not torch.compiler.is_compiling() and (rows := draws_of_rows()) is not None:
         return _uniform_of_rows(rows, shape).to(device).argsort(-1)
     return torch.randint(2**62, shape, device=device, **_given(generator)).argsort(-1)

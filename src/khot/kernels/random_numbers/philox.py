@@ -69,7 +69,7 @@ def even_place(first: Sequence[int]) -> Place:
 def random_words(
     seed: Tensor, draws: int, rows: int, places: int, first: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four blocks ``(draws, rows, places)`` of 32 random bits, as int64, from a given draw, row and place on."""
+    """Four blocks ``(draws, rows, places)`` of 32 random bits, as int64, starting at a given draw, row and place."""
     shape, zero = (draws, rows, places), torch.zeros((), dtype=torch.long, device=seed.device)
     draw, row, place = (
         (torch.arange(count, device=seed.device) + start).view(view).expand(shape)

@@ -5,7 +5,7 @@ There are three ways to process a row, chosen by :func:`khot.kernels.gpu.plans.p
     registers   one program for a row, or for several short ones, which stay on chip: x is read once, y written once
     tiles       one program for a row, which it reads again for every count
     split       several programs for a row and a launch for every count, which ends at once for rows that are done;
-                each program sums the counts of the previous launch, and the last counts tell the ties before each part
+                each program sums the counts of the previous launch, and the last counts give the ties before each part
 
 Layout: x, y (rows, n), unit last stride; k (rows,). Keys are int32, for float64 int64. NaN has a place in their order:
 every row gets exactly k ones.

@@ -324,7 +324,7 @@ def derivative(rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None)
 
 
 def _lever(rows: MapRows, centred: Tensor, items: Items, shares: Shares) -> Tensor:
-    """sum centred z / s, arranged such that neither outliers of z nor the scale make a product overflow."""
+    """sum centred z / s, arranged so that neither outliers of z nor the scale make a product overflow."""
     if rows.over.shards is None:
         root = rows.s.sqrt()
         return (items.lever * SHRUNK * centred).sum(-1) / root / SHRUNK / root

@@ -182,7 +182,7 @@ def _search_offset(rows: Rows, root: Root, width: Tensor, dtype: torch.dtype) ->
 
 
 def _leave_kink(rows: Rows, at: Threshold) -> tuple[Threshold, Tensor]:
-    """Moves the thresholds of masks of zeros and ones away from the ends of their range, and tells which these are.
+    """Moves the thresholds of masks of zeros and ones away from the ends of their range; returns which these are.
 
     For magnitudes, whose scale depends on the threshold, it is the largest zero, which rounding cannot bring back.
     """
@@ -250,7 +250,7 @@ def check_rows(
 def mask(
     x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool, shards: Shards | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See the reference; x (..., m) may be one process's part of the rows."""
+    """See the reference; x ``(..., m)`` may be the part of the rows that one process holds."""
     scale = scale.to(x.device)
     at = Threshold(*threshold(x, k, scale, link, kind, softness, check, shards))
     return values(x, scale, at, Link.find(link), KINDS[kind]), *at
@@ -271,7 +271,7 @@ def mask_derivative(
     x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool,
     shards: Shards | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """See the reference; x (..., m) may be one process's part of the rows."""
+    """See the reference; x ``(..., m)`` may be the part of the rows that one process holds."""
     at, over = Threshold(anchor, offset), reductions(shards)
     rows = MapRows.of(x, scale.to(x.device), at, Link.find(link), KINDS[kind], over)
     grad_x, grad_k, grad_scale = derivative(rows, grad, None)

@@ -188,7 +188,7 @@ def _slopes_of(link: NumbaLink, real: Real) -> Compiled:
 
 
 def _pull_back_of(variant: str, real: Real) -> Compiled:
-    """``(a, origin, g, u, mean, rate, s, q, out)``: replaces slopes by dL/da, given the roots u; returns two levers.
+    """``(a, origin, g, u, mean, rate, s, q, out)``: replaces slopes with dL/da, given the roots u; returns two levers.
 
     The first is that of the entries that follow the threshold, the second that of the capped ones.
     """

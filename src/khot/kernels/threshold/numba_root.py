@@ -219,7 +219,7 @@ def _search_by_counting_of(scale: Scale, search: Compiled, link: NumbaLink, shap
 
 
 def _start_of_sample_of(scale: Scale, search_from_guess: Compiled) -> Compiled:
-    """``(x, share, s, law, sample, known)``: the threshold of some items of a long row; NaN if there is none."""
+    """``(x, share, s, law, sample, known)``: the threshold of a sample of a long row's items; NaN if none is found."""
     scale_at = scale.at
 
     @per_row

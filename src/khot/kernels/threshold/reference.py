@@ -114,10 +114,10 @@ def portable_mask(x: Tensor, k: float | Tensor, scale: float | Tensor, link: Lin
         NotImplementedError: If the link has power-law tails, or the map is not a mask.
     """
     if kind.absolute:
-        raise NotImplementedError("a program for ONNX has masks of scores, but none of absolute values")
+        raise NotImplementedError("an ONNX program can compute masks of scores, but not of absolute values")
     if link.reach > LONGEST_REACH:
         raise NotImplementedError(
-            f"a program for ONNX finds thresholds in a fixed number of steps, for links with exponential tails, "
+            f"an ONNX program finds thresholds in a fixed number of steps, for links with exponential tails, "
             f"but {link!r} has heavier ones"
         )
     size, softness = (v.to(x.device).unsqueeze(-1) if isinstance(v, Tensor) else v for v in (k, scale))

@@ -59,7 +59,7 @@ class Rows(NamedTuple):
         return step * self.softness * root_of(t, self.link.q) if self.kind.grows else step * self.softness
 
     def neighbours(self, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The largest item that is not above, the smallest that is, infinite if there is none, and how many are."""
+        """The largest item outside ``above`` and the smallest in it, infinite if there is none; how many are in it."""
         left = self.x.masked_fill(above, -torch.inf).amax(-1)
         right = self.x.masked_fill(~above, torch.inf).amin(-1)
         left, right = self.over.max(left, -right)

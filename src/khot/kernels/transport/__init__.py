@@ -37,14 +37,14 @@ def _fits(x: Tensor, k: int) -> str | None:
     if rows * n > MAX_N:
         return "its kernels count the entries of a plan in 32 bits"
     if n > LONE_ROW and x.numel() < FEW_ROWS * n:
-        return f"a row has one program, so that fewer than {FEW_ROWS} long rows leave the device idle"
+        return f"a row has one program, so fewer than {FEW_ROWS} long rows leave the device idle"
     return None if rows > 1 else ONE_PLACE
 
 
 def _has_few_places(x: Tensor, k: int) -> str | None:
     rows = places(k, x.shape[-1])
     if rows > MOST_PLACES_ON_HOST:
-        return f"products of matrices are as fast for more than {MOST_PLACES_ON_HOST} places"
+        return f"matrix products are as fast for more than {MOST_PLACES_ON_HOST} places"
     return None if rows > 1 else ONE_PLACE
 
 

@@ -93,7 +93,7 @@ def _gather(g, first, i, n, values):
 
 @per_row
 def _solve_shift(row, t, half, g, first, room, shift):
-    """The plan of a row, and the vector that its duals' changes are multiplied by; returns whether all has digits."""
+    """The plan of a row, and the vector that changes of its duals are multiplied by; returns whether both are right."""
     plans, spare, sums, values, flow = room
     clear(sums)
     enough, places = True, flow.shape[0]

@@ -16,8 +16,8 @@ import triton.language as tl
 from ..gpu.tools import add2, split_threshold
 from ..operators.platforms import MAX_N
 
-# The number of warps up to each row length. Each thread has one item of a tile at all places, up to 16 float32 or 8
-# float64 entries of the plan.
+# The number of warps up to each row length. A thread has the entries of the plan for one item of a tile, at all places:
+# up to 16 in float32 or 8 in float64.
 WARPS = ((256, 2), (MAX_N, 4))
 FAR = tl.constexpr(1e6)  # as good as infinite for z
 LARGEST_STEP = tl.constexpr(1e18)
