@@ -4,7 +4,7 @@ A loop marks the rows that it leaves to the exact path: those with NaN, with num
 the dtype, with contents that will raise an error, and those that the search of :mod:`.numba_root` does not solve.
 
 Its arguments are numbers and addresses of tensors; the address is 0 for results that are not wanted. Tuples group
-arguments that belong together: the scores and whether their absolute values count, since signed masks share the loops of
+arguments that belong together: the scores and whether their absolute values count, as signed masks share the loops of
 masks; anchor and offset of the threshold; the results of a derivative; k or the softness, see
 :func:`khot.kernels.cpu.rows.of_row`; the law of the link, see :func:`khot.kernels.links.base.link_numbers`.
 """
