@@ -3,8 +3,8 @@
 import io
 import os
 import re
-import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,7 +73,7 @@ def test_a_home_that_cannot_be_written_is_one_warning_and_no_error(tmp_path):
     """
     variables = ("KHOT_CACHE_DIR", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA")
     shown = run_python(program, without=variables, HOME=str(home), USERPROFILE=str(home))
-    assert shown.count("RuntimeWarning") == 1 and shown.count("set KHOT_CACHE_DIR to a folder") == 1
+    assert shown.count("RuntimeWarning") == 1 and shown.count("set KHOT_CACHE_DIR to a writable folder") == 1
     assert shown.count("[0.5, 0.5, 0.5, 0.5] [1.0, 1.0, 0.0, 0.0]") == 2
 
 
@@ -89,10 +89,11 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch):
     """Standard error that is a terminal, and a notice that waits for an instant only."""
     monkeypatch.delenv("KHOT_QUIET", raising=False)
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    stderr = Terminal()
+    monkeypatch.setattr(cache, "sys", SimpleNamespace(stderr=stderr))  # pytest replaces that of sys itself once more
     notice = cache._Notice()
     notice.patience = 0.01
-    yield notice, sys.stderr
+    yield notice, stderr
     notice.end()
 
 
@@ -133,7 +134,7 @@ def test_the_line_waits_for_two_seconds():
 @pytest.mark.parametrize("stderr", [Terminal(), io.StringIO(), None], ids=["KHOT_QUIET", "no terminal", "no stderr"])
 def test_nothing_is_told_if_nobody_is_there_or_wants_it(terminal, monkeypatch, stderr):
     notice, _ = terminal
-    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(cache, "sys", SimpleNamespace(stderr=stderr))
     if isinstance(stderr, Terminal):
         monkeypatch.setenv("KHOT_QUIET", "1")
     compile_past_patience(notice)
