@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "guide" / "composition.md"
 SECTION = re.compile(r"(?<=<!-- made by tests/composition_table.py -->\n).*?(?=<!-- end -->)", flags=re.DOTALL)
 REASONS = {
     "has no log_prob": "no `log_prob`",
-    "name it": "with `relaxation=`",
+    "has none: pass it": "with `relaxation=`",
     "needs the slope": "with `relaxation=`",
     "needs a ConditionalPoisson": "–",
 }

@@ -63,6 +63,8 @@ def test_runs(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:__array_wrap__ must accept context:DeprecationWarning")  # torch before numpy 2
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't:DeprecationWarning")
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_tutorial(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -229,7 +229,8 @@ def names_in_code(kind: type) -> tuple[str, ...]:
 
 def _torch_26_is_exporting() -> bool:
     """For torch 2.6 without such a function: its exporter sets this flag, and asks Dynamo for a program to export."""
-    return torch.compiler._is_compiling_flag or bool(getattr(_dynamo_translator(), "export", False))
+    is_exporting = getattr(torch.compiler, "_is_compiling_flag", False)
+    return bool(is_exporting or getattr(_dynamo_translator(), "export", False))
 
 
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", _torch_26_is_exporting)

@@ -228,7 +228,7 @@ def test_estimators():
         (TypeError, r"`k\[2\]`.*a tensor of dtype torch.int64", (0, 3, PRIOR.long())),
         (ValueError, r"`k\[2\]`.*shape \(..., 3\) for k from 0 to 2.*\(3, 4\)", (0, 2, PRIOR)),
         (ValueError, r"`k\[2\]`.*batch shape \(3,\), but got shape \(2, 4\)", (0, 3, PRIOR[:2])),
-        (ValueError, "a size that the logits allow a probability", (0, 3, torch.full((4,), -INF))),
+        (ValueError, "a positive probability to a size that the logits allow", (0, 3, torch.full((4,), -INF))),
         (ValueError, "must be below inf", (0, 3, torch.tensor([0.0, INF, 0.0, 0.0]))),
         (ValueError, "must be below inf", (0, 3, torch.tensor([0.0, torch.nan, 0.0, 0.0]))),
         (ValueError, "0 <= low <= high <= n", (3, 7, PRIOR)),

@@ -339,7 +339,7 @@ def subsampled():
         (TypeError, "'x' has the distribution StraightThrough", one_site(StraightThrough(KHOT)), {}),
         (TypeError, "'z0' has the distribution Bernoulli", one_site(KHOT, dist.Bernoulli(0.5)), {"continuous": NUTS}),
         (ValueError, "`model` must have a latent k-hot site", one_site(dist.Normal(0.0, 1.0)), {}),
-        (ValueError, "`continuous` must be given.*'z0'", one_site(KHOT, dist.Normal(0.0, 1.0)), {}),
+        (ValueError, "`continuous`, such as NUTS, must be given.*'z0'", one_site(KHOT, dist.Normal(0.0, 1.0)), {}),
         (NotImplementedError, "Pivotal has no log_prob", one_site(Pivotal(logits=torch.zeros(4), k=2)), {}),
         (NotImplementedError, "the plate 'rows' subsamples", subsampled, {}),
         (TypeError, "`continuous` must make an HMC or NUTS", constrained, {"continuous": RandomWalkKernel}),

@@ -249,8 +249,9 @@ def test_new_tensors_lie_where_the_scores_do():
 
 def test_numbers_of_links_reach_the_loops():
     assert link_numbers(LOGISTIC)[0] == 1.0 and variant_of(LAPLACE) == "laplace"
-    kinds = [variant_of(clipped_power(p)) for p in (2.0, 1.9, 4 / 3, 1.05, 1.001)]
-    assert kinds == ["clip", "clip_power", "clip_power", "clip_power_steep", "clip_power_steep"]
+    assert [variant_of(link) for link in POWERS] == ["clip_power_3", "clip_power_4", "clip_power_5"]
+    kinds = [variant_of(clipped_power(p)) for p in (2.0, 1.9, 1.05, 1.07, 1.001)]
+    assert kinds == ["clip", "clip_power", "clip_power_20", "clip_power_steep", "clip_power_steep"]
 
 
 @pytest.mark.parametrize("log", [False, True], ids=["values", "logarithms"])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..gpu.tools import on_device
 from ..random_numbers import uniform
-from .triton_forest import forest_plan, lanes, level_shape, load_units, merge_levels, scratch_size, trees_of
+from .triton_forest import forest_plan, lanes, level_shape, load_units, merge_levels, program, scratch_size
 
 DRAWN = 16  # entries of the lowest level that a thread draws
 
@@ -76,28 +76,26 @@ def _store_draws(
         tl.store(out_ptr + at, count == 1, mask=there)
 
 
-@triton.jit(do_not_specialize=["scratch_size", "n", "rows", "samples", "chunk", "parity", "bound", "levels"])
+@triton.jit(do_not_specialize=["scratch_size", "n", "rows", "samples", "chunk", "parity", "bound", "levels", "tasks"])
 def _forest_draw(
     leaf_ptr, root_ptr, noise_ptr, out_ptr, scratch_ptr, count_ptr, scratch_size, n, rows, samples, chunk, parity,
-    bound, levels, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    bound, levels, tasks, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Names as in :func:`launch_draw`."""
-    trees, row_blocks = trees_of(n, levels), tl.cdiv(rows, ROWS)
-    tasks = trees * row_blocks * tl.cdiv(samples, chunk)
-    x_ptr = scratch_ptr + tl.program_id(0).to(tl.int64) * scratch_size
-    count_ptr += tl.program_id(0).to(tl.int64) * (2 * parity)
-    for task in range(tl.program_id(0), tasks, tl.num_programs(0)):
-        tree = task % trees
-        row_0 = task // trees % row_blocks * ROWS
-        sample_0 = task // (trees * row_blocks) * chunk
-        unit_0 = tree << levels
-        units = tl.minimum(n - unit_0, 1 << levels)
+    tree, row_blocks = tl.program_id(0), tl.cdiv(rows, ROWS)
+    unit_0 = tree << levels
+    units = tl.minimum(n - unit_0, 1 << levels)
+    x_ptr = scratch_ptr + program().to(tl.int64) * scratch_size
+    count_ptr += program().to(tl.int64) * (2 * parity)
+    for task in range(tl.program_id(1), tasks, tl.num_programs(1)):
+        row_0 = task % row_blocks * ROWS
+        sample_0 = task // row_blocks * chunk
         load_units(leaf_ptr, x_ptr, units, unit_0, row_0, rows, n, ROWS, BLOCK)
         _load_counts(root_ptr, count_ptr, tree, row_0, rows, sample_0, samples, chunk, ROWS, BLOCK)
         tl.debug_barrier()
         at = merge_levels(x_ptr, x_ptr, units, levels, bound, False, ROWS, BLOCK)
         here = 0
-        noise = noise_ptr + parity.to(tl.int64) * task
+        noise = noise_ptr + parity.to(tl.int64) * (task * tl.num_programs(0) + tree)
         for down in range(levels):
             level = levels - down
             nodes, width = level_shape(units, level - 1, bound)
@@ -123,17 +121,17 @@ def launch_draw(leaf: Tensor, bound: int, levels: int, counts: Tensor, generator
     abreast = min(how.rows, triton.next_power_of_2(rows))  # rows of a program; if there are few, it makes many draws
     chunks = -(-max(1, samples) // max(1, DRAWN * how.block // (full * abreast)))
     chunk = -(-max(1, samples) // chunks)
-    tasks = trees * -(-rows // abreast) * -(-max(1, samples) // chunk)
-    programs = min(how.programs, tasks)
+    tasks = -(-rows // abreast) * -(-max(1, samples) // chunk)  # of a tree
+    programs = min(max(1, how.programs // trees), tasks)  # of a tree
     parity = abreast * chunk * full  # counts of a level; two levels alternate
     size = abreast * scratch_size(full, levels, bound)
-    noise = uniform((tasks * parity,), leaf.dtype, leaf.device, generator)
+    noise = uniform((trees * tasks * parity,), leaf.dtype, leaf.device, generator)
     out = torch.empty(samples, rows, n, dtype=torch.bool, device=leaf.device)
-    scratch = torch.empty(programs * size, dtype=leaf.dtype, device=leaf.device)
-    drawn = torch.empty(programs * 2 * parity, dtype=torch.int32, device=leaf.device)
+    scratch = torch.empty(trees * programs * size, dtype=leaf.dtype, device=leaf.device)
+    drawn = torch.empty(trees * programs * 2 * parity, dtype=torch.int32, device=leaf.device)
     with on_device(leaf):
-        _forest_draw[(programs,)](
+        _forest_draw[(trees, programs)](
             leaf.mT.contiguous(), counts.int().contiguous(), noise, out, scratch, drawn, size,
-            n, rows, samples, chunk, parity, bound, levels, ROWS=abreast, BLOCK=how.block, num_warps=how.warps,
+            n, rows, samples, chunk, parity, bound, levels, tasks, ROWS=abreast, BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
     return out.permute(2, 1, 0)

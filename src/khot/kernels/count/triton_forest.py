@@ -37,7 +37,7 @@ class ForestPlan(NamedTuple):
         rows: Rows that a program processes at a time.
         block: Entries of a level that it computes at a time.
         warps: Warps of a program.
-        programs: Largest number of programs.
+        programs: Largest number of programs, if there are not more trees.
     """
 
     rows: int
@@ -249,8 +249,9 @@ def _split_levels(
 
 
 @triton.jit
-def trees_of(n, levels):
-    return (n + (1 << levels) - 1) >> levels
+def program():
+    """The number of this program in a grid of (trees, others)."""
+    return tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
 
 
 @triton.jit(do_not_specialize=["scratch_size", "n", "rows", "bound", "levels"])
@@ -260,20 +261,15 @@ def _forest(
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Roots, or with OUTSIDE derivatives with respect to the leaves; with TANGENT the tangents of these."""
-    trees = trees_of(n, levels)
+    tree, trees = tl.program_id(0), tl.num_programs(0)
+    unit_0 = tree << levels
+    units = n if WHOLE else tl.minimum(n - unit_0, 1 << levels)
     top = levels - 1 if WHOLE else levels  # the highest level in the scratch
-    tasks = trees * tl.cdiv(rows, ROWS)
-    x_ptr = scratch_ptr + tl.program_id(0).to(tl.int64) * scratch_size * ((1 + OUTSIDE) * (1 + TANGENT))
+    x_ptr = scratch_ptr + program().to(tl.int64) * scratch_size * ((1 + OUTSIDE) * (1 + TANGENT))
     u_ptr = x_ptr + scratch_size
     g_ptr = x_ptr + scratch_size * (1 + TANGENT)
     v_ptr = g_ptr + scratch_size
-    for task in range(tl.program_id(0), tasks, tl.num_programs(0)):
-        if WHOLE:
-            tree, row_0, units = 0, task * ROWS, n
-        else:
-            tree, row_0 = task % trees, task // trees * ROWS
-            units = tl.minimum(n - (tree << levels), 1 << levels)
-        unit_0 = tree << levels
+    for row_0 in range(tl.program_id(1) * ROWS, rows, tl.num_programs(1) * ROWS):
         load_units(leaf_ptr, x_ptr, units, unit_0, row_0, rows, n, ROWS, BLOCK)
         if TANGENT:
             load_units(tangent_ptr, u_ptr, units, unit_0, row_0, rows, n, ROWS, BLOCK)
@@ -316,13 +312,13 @@ def launch_forest(
     counts = 1 if whole else min(2**levels, bound) + 1
     shape = (counts, trees, rows)
     out = torch.empty(shape, dtype=leaf.dtype, device=leaf.device) if grad is None else torch.empty_like(leaves)
-    programs = min(how.programs, trees * -(-rows // how.rows))
+    abreast = min(max(1, how.programs // trees), -(-rows // how.rows))  # programs of a tree
     size = how.rows * scratch_size(full, levels - whole, bound)
     parts = (1 if tangent is None else 2) * (1 if grad is None else 2)
-    scratch = torch.empty(programs * parts * size, dtype=leaf.dtype, device=leaf.device)
+    scratch = torch.empty(trees * abreast * parts * size, dtype=leaf.dtype, device=leaf.device)
     u = leaves if tangent is None else tangent.mT.contiguous()
     with on_device(leaf):
-        _forest[(programs,)](
+        _forest[(trees, abreast)](
             leaves, u, k.contiguous(), scratch if grad is None else grad.contiguous(), out, scratch,
             size, n, rows, bound, levels, OUTSIDE=grad is not None, TANGENT=tangent is not None, WHOLE=whole,
             ROWS=how.rows, BLOCK=how.block, num_warps=how.warps,

@@ -18,6 +18,7 @@ import numpy as np
 from ..cpu.loops import inlined, per_row, specialised
 from ..cpu.maths import Real
 from .base import Link
+from .clipped_power import LARGEST_PRODUCT
 
 Compiled = Any  # a function that numba has compiled
 NEARLY_BALANCED = 1 / 32
@@ -69,8 +70,11 @@ class NumbaLink(NamedTuple):
 
 
 def variant_of(link: Link) -> str:
-    """The name of the loops for a link: that of its piece and, for powers, whether they are steep."""
-    return "clip_power_steep" if link.kernel == "clip_power" and link.is_steep else str(link.kernel)
+    """The name of the loops for a link: that of its piece and, for powers, the kind of the exponent."""
+    q = link.q
+    if link.kernel != "clip_power" or (not link.is_steep and q != int(q)):
+        return str(link.kernel)
+    return f"clip_power_{q:g}" if q <= LARGEST_PRODUCT and q == int(q) else "clip_power_steep"
 
 
 @functools.cache

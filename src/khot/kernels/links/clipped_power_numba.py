@@ -1,12 +1,17 @@
-"""The clipped powers in numba: separate loops for q = 1; all other powers are computed by logarithms."""
+"""The clipped powers in numba: separate loops for each integer exponent, and one pair of loops for all others."""
 
 # mypy: disable-error-code="no-untyped-def"
 
+import functools
+
 import numpy as np
 
-from ..cpu.loops import inlined, per_row
+from ..cpu.loops import inlined, per_row, specialised
 from ..cpu.maths import FLUSHED_EXP, LOG, Real
 from .base_numba import Compiled, NumbaLink
+
+GENERAL = "clip_power", "clip_power_steep"  # variants for exponents that are not integers, by logarithms
+FLAT = "clip", "clip_power", "clip_power_2", "clip_power_3", "clip_power_4"
 
 
 @per_row
@@ -24,19 +29,34 @@ def _newton_step(signed, total, slope, excess, k, q):
     return (q * total * (1 - (-excess / total) ** (1 / q)) if excess <= 0 else residual) / slope
 
 
+@functools.cache
+def _product(m: int) -> Compiled:
+    """``(z)``: z^m for an integer m > 0, by squaring."""
+    if m == 1:
+        with specialised("1"):
+            return inlined(lambda z: z)
+    root = _product(m // 2)
+    with specialised(str(m)):  # the same names, whichever loop asks first
+        return inlined(lambda z: root(z) * root(z) * z) if m % 2 else inlined(lambda z: root(z) * root(z))
+
+
 def power_below(variant: str, real: Real) -> Compiled:
     """z^(q - 1) for 0 < z < 1."""
     exp, log, one = FLUSHED_EXP[real], LOG[real], real(1)
     if variant == "clip":
         return inlined(lambda z, q: one)
-    return inlined(lambda z, q: exp((real(q) - one) * log(z)))
+    if variant in GENERAL:
+        return inlined(lambda z, q: exp((real(q) - one) * log(z)))
+    product = _product(int(variant.removeprefix("clip_power_")) - 1)
+    return inlined(lambda z, q: product(z))
 
 
 def numba_link(variant: str, real: Real) -> NumbaLink:
     """The record of a clipped power. Steep powers have z in float64, because they multiply its rounding."""
     zero, one = real(0), real(1)
-    wide = np.float64 if variant == "clip_power_steep" else real
-    power = power_below(variant, real)
+    wide = real if variant in FLAT else np.float64
+    slope_power = power_below(variant, real)
+    power = slope_power if variant in GENERAL else power_below(variant, wide)
 
     @inlined
     def powers(z, q):
@@ -66,6 +86,6 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
     @inlined
     def slope(z, q):
         inside = (z > zero) & (z < one)  # not `and`, a branch that prevents vectorisation
-        return real(q) * power(z, q) if inside else zero
+        return real(q) * slope_power(z, q) if inside else zero
 
     return NumbaLink(terms, value, slope, _quantile, _newton_step, distances=wide)
