@@ -65,7 +65,8 @@ def overview() -> plt.Figure:
     def loss(x: Tensor) -> Tensor:
         return (x @ weights - 1).square()
 
-    figure, axes = plt.subplots(1, 4, figsize=(12, 3.1), layout="constrained")
+    figure, grid = plt.subplots(2, 2, figsize=(9, 6), layout="constrained")
+    axes = grid.flat
     items = torch.arange(1, n + 1).numpy()
     axes[0].bar(items, scores.numpy(), color="0.4")
     axes[0].set(title="1. scores of twelve items")

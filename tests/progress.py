@@ -45,3 +45,4 @@ class Progress:
             terminal.write_line(
                 f"{line}, about {left:.0f} min left" if left >= 1 else f"{line}, less than a minute left"
             )
+            terminal.flush()  # a pipe, as a build server's log is one, would keep the lines back

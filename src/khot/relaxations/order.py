@@ -133,7 +133,7 @@ _PERMUTATION = OrderMap(_permutation, kernel.soft_permutation)
 def soft_rank(
     x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1, *, link: Link | None = None
 ) -> Tensor:
-    r"""Relaxes the ranks 1 ... n of the entries (second argument: ``scale``; ``dim`` by keyword).
+    r"""Relaxes the ranks of the entries, from 1 to n (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: r_i = \tfrac12 + \sum_j \mathrm{Lap}((x_i - x_j)/s), \qquad
         \mathrm{Lap}(u) = \tfrac12 e^{u} \text{ for } u < 0, \; 1 - \tfrac12 e^{-u} \text{ else}
