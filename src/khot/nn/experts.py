@@ -242,7 +242,7 @@ class TokenChoice(Masking):
             mask = mask * _room(mask.detach(), logits.detach().softmax(-1), capacity)
         if self.softness is None and capacity is None:
             return logits.masked_fill(mask.logical_not(), -torch.inf).softmax(-1)
-        terms = mask * (logits - logits.detach().amax(-1, keepdim=True)).exp()
+        terms = mask * logits.softmax(-1)
         return terms / terms.sum(-1, keepdim=True).clamp(min=torch.finfo(terms.dtype).tiny)
 
     def __getstate__(self) -> dict[str, Any]:
