@@ -4,7 +4,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -24,6 +24,7 @@ __all__ = [
     "attribute_names",
     "count_as_constant",
     "eager_dispatcher",
+    "for_transforms",
     "has_memory",
     "in_forward_mode",
     "is_exporting",
@@ -59,6 +60,20 @@ _EAGER = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_loca
 
 
 # Transforms of torch.func
+
+
+def for_transforms() -> AbstractContextManager[Any]:
+    """Where transforms of torch.func may be called: before torch 2.12, their derivatives are 0 in inference mode.
+
+    Outside of it, they work on its tensors, too. What they return is to be called in such a context as well.
+    """
+    return _for_transforms() if torch.is_inference_mode_enabled() else nullcontext()
+
+
+@contextmanager
+def _for_transforms() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def is_wrapped(tensor: Tensor) -> bool:

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from khot._contents import can_look
+from khot._torch_internals import for_transforms
 from khot._tracing import broadcast_shapes
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.count import bernoulli_count_draw
@@ -205,8 +206,14 @@ def pull_back(
     function: Callable[[Tensor, Any], Tensor], logits: Tensor, k: Size
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """``function(logits, k)`` and the linear map from its cotangents to those of the logits."""
-    value, vjp = torch.func.vjp(lambda t: function(t, k), logits)[:2]
-    return value, lambda v: vjp(v)[0]
+    with for_transforms():
+        value, vjp = torch.func.vjp(lambda t: function(t, k), logits)[:2]
+
+    def product(v: Tensor) -> Tensor:
+        with for_transforms():
+            return cast(Tensor, vjp(v)[0])
+
+    return value, product
 
 
 def slopes(

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from khot._contents import can_look
+from khot._torch_internals import for_transforms
 from khot._tracing import broadcast_shapes
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.count import forest_roots, marked_count_draw
@@ -141,11 +142,12 @@ def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
         shift = quotient(pulled_back((1 - 2 * probs) * p * q), distance.masked_fill(distance < TINY, 1.0))
         return (p + shift).masked_fill(certain, 0.0)
 
-    _, product = torch.func.vjp(mean, logits)[:2]
     n = probs.shape[-1]
     unit = torch.eye(n, dtype=probs.dtype, device=probs.device)
     rows = unit.view(n, *[1] * (probs.ndim - 1), n).expand(n, *probs.shape)
-    return torch.func.vmap(lambda v: product(v)[0], out_dims=-2, chunk_size=COVARIANCE_CHUNK)(rows)
+    with for_transforms():
+        _, product = torch.func.vjp(mean, logits)[:2]
+        return torch.func.vmap(lambda v: product(v)[0], out_dims=-2, chunk_size=COVARIANCE_CHUNK)(rows)
 
 
 @torch.no_grad()
