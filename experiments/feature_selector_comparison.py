@@ -31,6 +31,7 @@ on generated data with other seeds. Those of the other selectors are their libra
 here. Seconds are those of one thread on a processor, without what others take of it.
 """
 
+import collections.abc
 import importlib.util
 import time
 import warnings
@@ -98,6 +99,8 @@ class STGSelector(SelectorMixin, BaseEstimator):
         self.k, self.classifies, self.seed = k, classifies, seed
 
     def fit(self, X: np.ndarray, y: np.ndarray) -> "STGSelector":
+        for name in ("Mapping", "Sequence", "Set"):  # the only release, 0.1.2, has them from before Python 3.10
+            setattr(collections, name, getattr(collections.abc, name))
         from stg import STG
 
         torch.manual_seed(self.seed)
