@@ -37,9 +37,10 @@ import time
 import warnings
 from argparse import Namespace
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import sklearn
 import torch
 from matplotlib.figure import Figure
 from sklearn.base import BaseEstimator
@@ -59,6 +60,8 @@ from khot.sklearn import KHotSelector
 LINEAR, HIDDEN, LEARNED = "KHotSelector", "KHotSelector, hidden", "KHotSelector, learned"
 ONE_BY_ONE, BY_STEPS, SPARSE, LASSONET, ALL = "SelectKBest", "RFE", "L1", "LassoNet", "all features"
 GATES, STG_EPOCHS = "STG", 3000
+NAMES_PENALTY = tuple(int(number) for number in sklearn.__version__.split(".")[:2]) < (1, 8)
+L1_PENALTY: dict[str, Any] = {"penalty": "l1"} if NAMES_PENALTY else {"l1_ratio": 1.0}
 SCORE, RECOVERED, NUMBER, SECONDS = "score, %", "of the true features, %", "features", "seconds to select"
 
 
@@ -84,7 +87,7 @@ class LassoNetSelector(SelectorMixin, BaseEstimator):
         make = LassoNetClassifier if self.classifies else LassoNetRegressor
         model = make(verbose=0, path_multiplier=1.05, torch_seed=self.seed, random_state=self.seed)
         model.path(X, y, return_state_dicts=False)
-        self.chosen_ = np.argsort(-model.feature_importances_.numpy(), stable=True)[: self.k]
+        self.chosen_ = np.argsort(-model.feature_importances_.numpy(), kind="stable")[: self.k]
         self.n_features_in_ = X.shape[-1]
         return self
 
@@ -119,7 +122,7 @@ class STGSelector(SelectorMixin, BaseEstimator):
             **shape,
         )
         model.fit(X, y if self.classifies else y[:, None], nr_epochs=STG_EPOCHS, verbose=False)
-        self.chosen_ = np.argsort(-model.get_gates("raw"), stable=True)[: self.k]
+        self.chosen_ = np.argsort(-model.get_gates("raw"), kind="stable")[: self.k]
         self.n_features_in_ = X.shape[-1]
         return self
 
@@ -179,7 +182,7 @@ def selectors(k: int, seed: int, classifies: bool, n: int) -> dict[str, BaseEsti
         # saga does not converge in 500 steps; the largest weights are found earlier.
         dense, sparse = (
             LogisticRegression(max_iter=1000),
-            LogisticRegression(l1_ratio=1.0, C=0.1, solver="saga", max_iter=500),
+            LogisticRegression(**L1_PENALTY, C=0.1, solver="saga", max_iter=500),
         )
     else:
         dense, sparse = Ridge(), LassoCV(cv=3)

@@ -318,7 +318,7 @@ def run_horseshoe(problem: Problem, sizes: Sizes, _: np.random.Generator) -> Ans
 def run_lasso(problem: Problem, sizes: Sizes, _: np.random.Generator) -> Answer:
     _, _, path = lars_path(problem.z, problem.y, method="lasso", max_iter=4 * problem.k)
     entries = np.where(path.any(1), (path != 0).argmax(1), path.shape[1])
-    chosen = np.argsort(entries, stable=True)[: problem.k]
+    chosen = np.argsort(entries, kind="stable")[: problem.k]
     return Answer(np.isin(np.arange(problem.n), chosen).astype(float), problem.held_out(chosen[None]))
 
 

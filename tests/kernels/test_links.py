@@ -44,7 +44,9 @@ def test_value_complement_slope_and_inverse(link, law):
     ):
         torch.testing.assert_close(ours, torch.from_numpy(theirs), rtol=2e-12, atol=0)
     p = torch.tensor([1e-12, 1e-3, 0.3, 0.5, 0.9, 1 - 1e-6]).double()
-    torch.testing.assert_close(link.inverse(p), torch.from_numpy(law.ppf(p)), rtol=1e-9, atol=1e-9)
+    quantile = link.inverse(p)  # scipy 1.12 loses digits there
+    tail = torch.where(p <= 0.5, link.value(quantile), link.complement(quantile))
+    torch.testing.assert_close(tail, torch.minimum(p, 1 - p), rtol=1e-9, atol=0)
 
 
 @each(SMOOTH | COMPACT)

@@ -25,6 +25,7 @@ def gradient(function, point):
     return torch.autograd.grad((function(point) * WEIGHTS).sum(), point)[0]
 
 
+@pytest.mark.needs_torch("2.8")  # compiled designs
 @pytest.mark.parametrize("k", [2, torch.tensor([2, 2, 2])], ids=["int", "tensor"])
 @pytest.mark.parametrize("design", [ConditionalPoisson, GumbelTopK])
 def test_compiled(design, k):
