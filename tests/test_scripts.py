@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import khot
+from khot.kernels.operators.platforms import lacks_triton
 from tests.experiments.test_smoke import NAMES
 
 ROOT = Path(__file__).parents[1]
@@ -123,7 +124,16 @@ def test_benchmarks_are_scripts_or_their_helper():
     assert {file.stem for file in scripts("benchmarks")} | {"timing", "sass"} == modules("benchmarks")
 
 
-@pytest.mark.parametrize("file", scripts("benchmarks"), ids=lambda file: file.stem)
+NEEDS_TRITON = pytest.mark.skipif(lacks_triton() is not None, reason=lacks_triton() or "")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(file, id=file.stem, marks=NEEDS_TRITON if file.stem == "gpu_static" else ())
+        for file in scripts("benchmarks")
+    ],
+)
 def test_help_of_benchmarks(file, load, capsys):
     module = load(file)
     with pytest.raises(SystemExit) as ended:

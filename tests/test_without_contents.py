@@ -21,6 +21,9 @@ GIVEN = {
     "probs_alone": lambda: {"probs": sigmoid_topk(LOGITS, 2), "k": None},
 }
 ENUMERATED = [c for c in DESIGNS if c.has_log_prob and not (c.has_entropy_at_any_size and c.has_pairwise_at_any_size)]
+PERTURBED_CASES = [  # before 2.8, torch draws no gamma numbers without contents
+    pytest.param(case, marks=pytest.mark.needs_torch("2.8")) if "gamma" in case.name else case for case in PERTURBED
+]
 every_design = pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
 validate = pytest.mark.parametrize("validate_args", quick_first({"on": True, "off": False}))
 SOME = normal(3, 5, seed=1, dtype=torch.float32)
@@ -106,7 +109,7 @@ def test_wrappers(case, estimator, given):
 
 
 @validate
-@pytest.mark.parametrize("case", PERTURBED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", PERTURBED_CASES, ids=lambda case: case.name)
 def test_perturbed_scores(case, validate_args):
     def gradient(logits, k=2):
         value = case.make(logits=logits, k=k, validate_args=validate_args).rsample((2,))

@@ -9,7 +9,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import khot
 from khot._distributed.shards import Shards, spread_over
-from tests.distributed.group import case
+from tests.distributed.group import case, case_from
 from tests.distributed.spread import P, R, S, assert_same, compare, first_rank_first, mesh_of, spread
 from tests.inputs import normal
 from tests.maps import ODD_MAPS, RELAXATIONS
@@ -183,7 +183,7 @@ def bad_cut_rows_raise_on_all_ranks():
         khot.sigmoid_topk(spread(normal(4, 7), [S(1)]), 2, torch.tensor(-1.0))
 
 
-@case
+@case_from("2.8")  # earlier, DTensors lose the graph of a derivative
 def derivatives_of_higher_order_of_cut_rows():
     """Of values and thresholds, in scores, sums and softness; a gap lets all slopes underflow."""
     maps = [khot.sigmoid_topk, khot.log_sigmoid_topk, khot.lapsum_topk, partial(khot.sparse_topk, p=1.5)]

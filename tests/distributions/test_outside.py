@@ -158,6 +158,7 @@ def test_phantom_unit(case):
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch("2.8")  # compiled designs
 def test_compiles_to_one_graph():
     @torch.compile(backend="aot_eager", fullgraph=True)
     def log_prob(logits, value):

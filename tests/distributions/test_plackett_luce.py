@@ -290,6 +290,7 @@ def test_vmap():
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch("2.8")  # compiled designs
 def test_compile():
     logits, value = normal(3, 6), normal(3, 6, seed=1).argsort(-1)[:, :3]
 

@@ -195,7 +195,19 @@ CHECKS = [
 COSTLY = (check_compiles_in_training, check_compiles_in_evaluation, check_exports)
 
 
-@pytest.mark.parametrize(("case", "check"), members(MODULES, CHECKS, costly=COSTLY))
+def has_compiled_design(parameters):
+    return parameters.id.startswith("gate") and parameters.id.endswith("compiles_in_training")
+
+
+CONTRACT = [
+    p._replace(marks=[*p.marks, pytest.mark.needs_torch("2.8")]) if has_compiled_design(p) else p
+    for p in members(MODULES, CHECKS, costly=COSTLY)
+]
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")  # torch 2.6 about its exports
+@pytest.mark.filterwarnings("ignore:Node lifted_tensor_. target lifted_tensor_:UserWarning")
+@pytest.mark.parametrize(("case", "check"), CONTRACT)
 def test_contract(case, check):
     check(case)
 

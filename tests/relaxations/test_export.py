@@ -66,6 +66,7 @@ def in_fresh_process(code, *arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch("2.8")  # earlier, the exporter fixes some of these sizes
 def test_maps_are_the_same_in_a_fresh_process(tmp_path):
     inputs, results = (normal(3, 6), normal(2, 9)), {}
     axes = {0: torch.export.Dim("rows"), 1: torch.export.Dim("n", min=4)}
@@ -96,7 +97,10 @@ class TensorCauchy(Cauchy, name="tests.tensor_cauchy"):
         self.location = torch.zeros(())
 
 
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+STRICT = pytest.param(True, marks=[pytest.mark.slow, pytest.mark.needs_torch("2.8")])  # earlier, errors have no message
+
+
+@pytest.mark.parametrize("strict", [False, STRICT])
 @pytest.mark.parametrize(
     ("make", "message"),
     [(Cauchy, 'registered name.*`class Cauchy.Link, name="..."'), (TensorCauchy, "TensorCauchy are not: location")],

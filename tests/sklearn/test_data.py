@@ -102,7 +102,7 @@ def test_without_y_features_are_selected_that_tell_the_others(wanted):
     [
         (VALUES, -WEIGHTS, "auto", "`sample_weight` must not be negative, but got -3"),
         (VALUES, np.arange(ROWS) == 7, "auto", "two or more rows must have a positive `sample_weight`, but got 1"),
-        (TARGETS["classes"], TARGETS["classes"] == "no", "auto", "two or more classes, but got one class, np.str_"),
+        (TARGETS["classes"], TARGETS["classes"] == "no", "auto", "two or more classes, but got one class, 'no'"),
         (None, None, "classification", "`task` is 'classification', which needs `y`"),
     ],
 )

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
-from torch.utils.checkpoint import checkpoint
 
 from khot._validation import check_generator, checked_count
 from khot.distributions.enumeration import MAX_SUPPORT
@@ -74,6 +73,8 @@ def _total(design: Distribution, f: Loss, chunk_size: int) -> Tensor:
     if len(starts) == 1:
         return part(0).to(dtype)
     scores_of(design, support.values(0, 1))  # computed once, outside the checkpoint
+    from torch.utils.checkpoint import checkpoint  # imports SymPy in torch 2.6
+
     parts = (checkpoint(part, start, use_reentrant=False) for start in starts)
     total = next(parts)
     for more in parts:

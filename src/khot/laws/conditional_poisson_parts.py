@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from khot._distributed.differentiable import seen_by_parts, sum_of_parts
 from khot._distributed.shards import Shards
@@ -123,6 +122,8 @@ def _called(function: Callable[[Tensor], Any], x: Tensor) -> Any:
 
 def _made_again(function: Callable[[Tensor], Any], x: Tensor) -> Any:
     """The function of x; its derivative calls the function again instead of keeping intermediate values."""
+    from torch.utils.checkpoint import checkpoint  # imports SymPy in torch 2.6
+
     return checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
 
 

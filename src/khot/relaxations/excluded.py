@@ -5,7 +5,7 @@ maps therefore replace -inf with a finite number so far below the other entries 
 values are exactly the limit. The number is a constant, so excluded entries have no gradient.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from khot._contents import looks_at_contents
 APART = 2.0**-8  # excluded entries are below the lowest by at least this fraction of it, so rounding cannot merge them
 
 
-class Filled(NamedTuple):
+@dataclass(frozen=True)  # Dynamo of torch 2.6 finds no properties of tuples
+class Filled:
     """Rows in which no entry is -inf any more.
 
     Attributes:

@@ -7,7 +7,8 @@ environment without either library.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from khot.kernels.order import RowMap
 from khot.kernels.registry import Backends
 
 
-class OrderMap(NamedTuple):
+@dataclass(frozen=True)  # as a constant tuple, Dynamo of torch 2.6 would have to write down its contents
+class OrderMap:
     """A map of sorted rows ``values, order = x.sort(-1)``, in differentiable operations and in faster ones.
 
     Attributes:

@@ -117,7 +117,7 @@ def prepared(X: NDArray[Any], y: NDArray[Any] | None, weights: NDArray[Any], tas
         return Data(standardised(X, weights), standardised(values, weights), mean_one(weights), ())
     names, numbers = zip(*(np.unique(column, return_inverse=True) for column in y.T), strict=True)
     if max(map(len, names)) < 2:
-        raise ValueError(f"`y` must have two or more classes, but got one class, {names[0][0]!r}")
+        raise ValueError(f"`y` must have two or more classes, but got one class, {names[0].tolist()[0]!r}")
     X, classes, weights = merged(X, np.stack(numbers, -1), weights)
     return Data(standardised(X, weights), torch.as_tensor(classes), mean_one(weights), tuple(map(len, names)))
 
