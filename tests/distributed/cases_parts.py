@@ -212,7 +212,7 @@ def compare_nested_gradients(maps, whole, orders):
             assert_same(several, one, f"{mask}, {i}", rtol=1e-8, atol=1e-9)
 
 
-@case
+@case_from("2.8")  # as above
 def collectives_of_the_second_derivative():
     x, k = spread(normal(4, 1000), [S(1)], True), spread(torch.tensor(20.0).double(), [R], True)
     y = khot.sigmoid_topk(x, k).to_local()
