@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from packaging.version import Version
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -16,7 +15,6 @@ from tests.every_map import MAPS
 from tests.inputs import normal
 from tests.registry import LOSSES
 
-SHARDED_GRADIENTS = Version(torch.__version__) >= Version("2.8")  # torch 2.6 gathers some
 SHAPE = (3, 5, 7)  # uneven shards, and an empty one on four ranks
 WHOLE_ROWS = [[S(0)], [S(1)], [R], [P], [S(0), S(1)], [S(1), S(1)], [P, S(0)], [R, S(1)]]
 
@@ -33,8 +31,7 @@ def every_map_of_whole_rows():
             y, leaves = compare(lambda x, m=member: m.call(x, 0.7), [x], [placements], member.differentiable)
             wanted = [R if p.is_partial() else p for p in placements]
             assert list(y.placements) == wanted, f"{member.name} {placements} {y.placements}"
-            found = [list(leaf.grad.placements) for leaf in leaves]
-            assert not SHARDED_GRADIENTS or all(where == wanted for where in found), f"{member.name} {found}"
+            assert all(list(leaf.grad.placements) == wanted for leaf in leaves), f"{member.name} {placements}"
 
 
 @case

@@ -9,7 +9,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import khot
 from khot._distributed.shards import Shards, spread_over
-from tests.distributed.group import case, case_from
+from tests.distributed.group import case
 from tests.distributed.spread import P, R, S, assert_same, compare, first_rank_first, mesh_of, spread
 from tests.inputs import normal
 from tests.maps import ODD_MAPS, RELAXATIONS
@@ -183,7 +183,7 @@ def bad_cut_rows_raise_on_all_ranks():
         khot.sigmoid_topk(spread(normal(4, 7), [S(1)]), 2, torch.tensor(-1.0))
 
 
-@case_from("2.8")  # earlier, DTensors lose the graph of a derivative
+@case
 def derivatives_of_higher_order_of_cut_rows():
     """Of values and thresholds, in scores, sums and softness; a gap lets all slopes underflow."""
     maps = [khot.sigmoid_topk, khot.log_sigmoid_topk, khot.lapsum_topk, partial(khot.sparse_topk, p=1.5)]
@@ -212,7 +212,7 @@ def compare_nested_gradients(maps, whole, orders):
             assert_same(several, one, f"{mask}, {i}", rtol=1e-8, atol=1e-9)
 
 
-@case_from("2.8")  # as above
+@case
 def collectives_of_the_second_derivative():
     x, k = spread(normal(4, 1000), [S(1)], True), spread(torch.tensor(20.0).double(), [R], True)
     y = khot.sigmoid_topk(x, k).to_local()

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60  # seconds that a rank waits for the others, one of which may compile
@@ -33,11 +32,6 @@ def case(function: Case) -> Case:
     """Decorator: every group runs this function."""
     CASES[function.__name__] = function
     return function
-
-
-def case_from(release: str) -> Callable[[Case], Case]:
-    """The same for what works from this release of torch on."""
-    return case if Version(torch.__version__) >= Version(release) else lambda function: function
 
 
 def run_group(ranks: int, modules: list[str], limit: float) -> list[str]:
