@@ -63,7 +63,7 @@ _EAGER = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_loca
 
 
 def for_transforms() -> AbstractContextManager[Any]:
-    """Where transforms of torch.func may be called: before torch 2.12, their derivatives are 0 in inference mode.
+    """Where transforms of torch.func may be called: in inference mode, older ones, as of torch 2.6, return wrong derivatives.
 
     Outside of it, they work on its tensors, too. What they return is to be called in such a context as well.
     """

@@ -332,7 +332,7 @@ def outside_inference_mode(function):
     """A function, and what it returns if it can be called, that must not be called in inference mode."""
 
     def call(*args, **kwargs):
-        assert not torch.is_inference_mode_enabled(), "torch before 2.12 returns derivatives of 0 here"
+        assert not torch.is_inference_mode_enabled(), "older versions of torch return wrong derivatives here"
         result = function(*args, **kwargs)
         if isinstance(result, tuple):
             return tuple(outside_inference_mode(part) if callable(part) else part for part in result)
