@@ -63,9 +63,9 @@ _EAGER = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_loca
 
 
 def for_transforms() -> AbstractContextManager[Any]:
-    """Where transforms of torch.func may be called: in inference mode, older ones, as of torch 2.6, return wrong derivatives.
+    """A context for calls of transforms of torch.func, outside inference mode, where those of torch 2.6 are wrong.
 
-    Outside of it, they work on its tensors, too. What they return is to be called in such a context as well.
+    They work on tensors made in that mode, too. What they return is to be called in such a context as well.
     """
     return _for_transforms() if torch.is_inference_mode_enabled() else nullcontext()
 
