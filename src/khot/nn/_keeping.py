@@ -51,6 +51,8 @@ class _Keep(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (mask,) = ctx.saved_tensors
+        if grad.is_contiguous():
+            mask = mask.contiguous()  # of another axis, it has another layout, in which the selection would be slower
         return torch.where(mask, grad, torch.zeros((), dtype=grad.dtype, device=grad.device)), None, None
 
 
