@@ -21,6 +21,8 @@ from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 
 from khot._contents import can_look
+from khot._distributed.batch import SpreadBatch
+from khot._distributed.placements import is_dtensor
 from khot._tracing import broadcast_shapes, untraced
 from khot._validation import check_strided, checked_count, checked_int
 from khot.kernels.exact.rows import compute_dtype
@@ -188,6 +190,8 @@ class _Ranking(constraints.Constraint):
 
     def check(self, value: Tensor) -> Tensor:
         check_strided("value", value)
+        if is_dtensor(value):
+            return self._check_rows_here(value)
         shape, width = value.shape[:-1], value.shape[-1]
         if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
             return torch.zeros(shape, dtype=torch.bool, device=value.device)
@@ -198,6 +202,12 @@ class _Ranking(constraints.Constraint):
         unit = torch.where(is_choice, value.clamp(0, max(self.n - 1, 0)).long(), self.n + place)
         ordered = unit.sort(-1).values
         return fits & (ordered[..., 1:] > ordered[..., :-1]).all(-1)
+
+    def _check_rows_here(self, value: Tensor) -> Tensor:
+        spread, k = SpreadBatch.of("value", value), self.k
+        if isinstance(k, Tensor):
+            k = spread.here("k", k, k.dim() + 1 - value.dim())
+        return spread.together(ranking(self.n, k).check(spread.here("value", value)), 0)
 
     def holds(self, value: Tensor) -> bool:
         """Whether :meth:`check` holds for all values; does not sort."""

@@ -1,6 +1,7 @@
 """Every operator in every backend that runs here, against its reference, the definition."""
 
 import importlib
+import math
 import os
 import pkgutil
 from collections.abc import Callable
@@ -249,9 +250,9 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "pair_merge": [lambda: (normal(6, 2, 3).abs(), 2, 5), lambda: (normal(50, 2, 3).abs(), 0, 99)],
     "pair_split": [lambda: (normal(5, 3, seed=1), normal(6, 2, 3), 2)],
     "keep_largest": [
-        lambda: (*tied_rows()[:2], True),
-        lambda: (normal(3, 1000).float(), torch.tensor(50).expand(3), False),
-        lambda: (normal(30, 4).float(), torch.tensor(2).expand(30), True),
+        lambda: (*tied_rows()[:2], True, 0.0),
+        lambda: (normal(3, 1000).float(), torch.tensor(50).expand(3), False, -math.inf),
+        lambda: (normal(30, 4).float(), torch.tensor(2).expand(30), True, 0.0),
     ],
     "topk_mask": [tied_rows, lambda: (normal(3, 1000).float(), torch.tensor(50).expand(3), True)],
     "forest_roots": [lambda: (*leaves(), 6, 5), lambda: (*leaves(), 6, 3)],

@@ -145,12 +145,15 @@ def test_what_is_kept(kind, n):
         scores = x.abs().masked_fill(x == -INF, -INF) if by_magnitude else x
         for k in (1, n // 2, n):
             marked = (expected(scores, k) != 0) & (scores > -INF)
-            y, kept, smallest = selection.keep_largest(x, torch.tensor(k).expand(4), by_magnitude)
+            sizes = torch.tensor(k).expand(4)
+            y, kept, smallest = selection.keep_largest(x, sizes, by_magnitude, 0.0)
             is_wrong = (scores > -INF).sum(-1) < k
             assert torch.equal(smallest.isnan(), is_wrong)
             assert torch.equal(kept, marked) and torch.equal(y, x.masked_fill(~marked, 0.0))
             positive = scores.masked_fill(~marked | (scores <= 0), INF).amin(-1)
             assert torch.equal(smallest[~is_wrong], positive[~is_wrong])
+            filled = selection.keep_largest(x, sizes, by_magnitude, -INF)
+            assert torch.equal(filled[0], x.masked_fill(~marked, -INF)) and torch.equal(filled[1], kept)
 
 
 @pytest.mark.parametrize("make", [lambda: TopK(3), lambda: TopK(3, by="magnitude"), lambda: BatchTopK(3)])

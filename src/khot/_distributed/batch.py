@@ -57,6 +57,14 @@ class SpreadBatch(NamedTuple):
         wanted = tuple(one if shard_axis(p) == last else p for p in reduced.placements)
         return cls(reduced, wanted, tuple(lead.placements))
 
+    def expanded(self, batch_shape: torch.Size) -> "SpreadBatch":
+        """The same rows, repeated as in a batch of this shape."""
+        lead: Any = self.lead.expand(*batch_shape, -1)
+        new, last = SpreadBatch.of("rows", lead), len(self.shape)
+        units = torch.distributed.tensor.Shard(len(batch_shape))
+        cut = [shard_axis(p) == last for p in self.given]
+        return new._replace(given=tuple(units if c else p for c, p in zip(cut, new.given, strict=True)))
+
     @property
     def whole_rows(self) -> "DTensor":
         """The lead, with its rows gathered if they are sharded."""

@@ -35,6 +35,12 @@ def has_dtensor(values: Iterable[Any]) -> bool:
     return False
 
 
+def everywhere(value: Tensor) -> Tensor:
+    """A plain tensor as it is; a DTensor as the whole tensor, on every process."""
+    dtensor: Any = value
+    return dtensor.full_tensor() if is_dtensor(value) else value
+
+
 def replicated(mesh: "DeviceMesh") -> "list[Placement]":
     """The placements of a tensor that is whole on every process."""
     return [torch.distributed.tensor.Replicate()] * mesh.ndim

@@ -78,6 +78,8 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
         raise TypeError(f"`k` must be an int or an integer tensor, but got k={k!r}; {RANGE_ADVICE}")
     _check_integers("k", k)
     if isinstance(k, Tensor):
+        if is_dtensor(k) and not is_dtensor(param):
+            raise TypeError("the parameter must be a DTensor, too, if `k` is one: distribute it first")
         return k.to(param.device, torch.long)
     if not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")

@@ -28,7 +28,7 @@ from khot.relaxations.hard import positions
 from khot.relaxations.mask_log_odds import mask_log_odds
 
 from ._arguments import broadcast_with_k, checked_param, checked_size, in_short, shapes_of
-from .base import draw, is_half
+from .base import draw
 from .checked import CheckedDesign
 from .members import traced_through
 from .rounding import unrounded
@@ -97,7 +97,6 @@ class SamplingDesign(CheckedDesign):
         ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
     """
 
-    size_varies = False  # whether draws of one row may differ in their number of ones, from `k` to `largest_k`
     _settings: ClassVar[tuple[str, ...]] = ()  # arguments of a subclass, as `repr` shows them
     # The setting with which a design has everything its class defines; "" for any, None if it depends on another
     # design.
@@ -136,6 +135,8 @@ class SamplingDesign(CheckedDesign):
         param, self.k, self.largest_k = self._sized(param, k)
         shape = shape_of(param)
         batch_shape, event_shape = shape[:-1], shape[-1:]
+        if self.spread is not None and self.spread.shape != batch_shape:  # k has more rows
+            self.spread = self.spread.expanded(batch_shape)
         setattr(self, self.parameter_name, param)
         self.kept = Kept()
         self._shared_k = None if k is None or isinstance(k, (Tensor, tuple)) else operator.index(k)
@@ -160,10 +161,6 @@ class SamplingDesign(CheckedDesign):
         if isinstance(k, Tensor):
             param, size = broadcast_with_k(self.parameter_name, param, size)
         return param, size, size
-
-    @property
-    def _is_rounded(self) -> bool:
-        return self.spread is None and is_half(self.dtype)  # of a spread design, the local design has the twin
 
     def _parameter_in_float32(self) -> Tensor:
         return self.parameter.float() if self.parameter_name == "logits" else unrounded(self.parameter, self.k)

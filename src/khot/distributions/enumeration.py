@@ -3,12 +3,10 @@
 import math
 import operator
 from collections.abc import Iterator
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from khot._contents import can_look
 from khot.laws.subsets import k_hot_vectors, k_hot_vectors_of_rank
 
 from .spread_design import SpreadDesign
@@ -119,27 +117,6 @@ class EnumeratedDesign(SpreadDesign):
     def _log_prob(self, value: Tensor) -> Tensor:
         """The log-probability of k-hot values."""
         raise self._unavailable("log_prob")
-
-    def _require_shared_k(self, wanted: str, advice: str = "") -> int:
-        if self._shared_k is None:
-            sizes = self.sizes(wanted)
-            if len(sizes) != 1:
-                advice = f"; {advice}" if advice else ""
-                raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes}{advice}")
-            return sizes[0]
-        return self._shared_k
-
-    def sizes(self, wanted: str) -> list[int]:
-        """The different k of the rows, in increasing order.
-
-        Raises:
-            NotImplementedError: If the contents of k cannot be read; the message names ``wanted``.
-        """
-        if self._shared_k is not None:
-            return [self._shared_k]
-        if not can_look(self.k):
-            raise NotImplementedError(f"{wanted} needs `k` as an int under vmap and in compiled code")
-        return cast(list[int], self.k.unique().tolist())
 
     def _unavailable(self, wanted: str, of_what: str = "") -> NotImplementedError:
         *first, last = designs_with(wanted)

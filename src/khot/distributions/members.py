@@ -49,7 +49,8 @@ MEMBERS = {
     "log_prob": Member(0),
     "log_prob_of_parts": Member(None),
     "entropy": Member(0),
-    "enumerate_support": Member(1, is_rounded=False),  # its entries are zeros and ones
+    "enumerate_support": Member(1, is_rounded=False),  # its entries are zeros and ones, or indices
+    "to_khot": Member(1, is_rounded=False),
 }
 
 

@@ -9,21 +9,21 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
-from typing_extensions import Self
 
 from khot._contents import can_look, is_finite
-from khot._distributed.placements import is_dtensor
+from khot._distributed.batch import SpreadBatch
+from khot._distributed.placements import everywhere, is_dtensor
 from khot._tracing import broadcast_shapes, shape_of
-from khot._validation import check_flag, check_generator, check_strided, checked_expansion, checked_shape
+from khot._validation import check_flag, check_generator, check_strided, checked_shape
 from khot.constraints import ranking
 from khot.laws import plackett_luce as law
 
 from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short
-from .base import KHotDistribution
 from .enumeration import LISTED, MAX_SUPPORT
+from .spread_design import SpreadDesign
 
 
-class PlackettLuce(KHotDistribution):
+class PlackettLuce(SpreadDesign):
     r"""Chooses k of n units one after another, each in proportion to its weight among the remaining units.
 
     .. math:: P(v_1, \dots, v_k) = \prod_{j=1}^{k}
@@ -42,6 +42,10 @@ class PlackettLuce(KHotDistribution):
     accurate for weights of any size. The choice of an excluded unit gives ``-inf``, with zero gradient; so does a value
     outside the support if validation is off. In Pyro, ``infer={"enumerate": "parallel"}`` enumerates a site.
 
+    ``logits`` may be a ``torch.distributed.tensor.DTensor``, and ``k`` then as well; the results are DTensors too. Each
+    process works on its own rows, and draws follow one seed, whatever the number of processes. Sharded rows are
+    gathered when the law is made. Of a ``k`` that is a DTensor, all processes get the whole, to find its largest entry.
+
     Args:
         logits: Log-weights ``(..., n)``; ``-inf`` excludes a unit.
         k: Number of choices, an int or an integer tensor that broadcasts with the batch shape of ``logits`` and may
@@ -50,7 +54,7 @@ class PlackettLuce(KHotDistribution):
         validate_args: Whether to check the contents of tensors.
 
     Raises:
-        TypeError: If an argument has the wrong type or dtype, or is a DTensor.
+        TypeError: If an argument has the wrong type or dtype, or ``k`` is a DTensor and ``logits`` is not.
         ValueError: If shapes or values are out of range, or a row has fewer than k units that are not excluded.
         NotImplementedError: If ``k`` is a tensor whose contents cannot be read.
 
@@ -73,16 +77,27 @@ class PlackettLuce(KHotDistribution):
 
     def __init__(self, logits: Tensor, k: int | Tensor, *, validate_args: bool | None = None) -> None:
         logits = checked_param("logits", logits)
-        if is_dtensor(logits) or is_dtensor(k):
-            raise TypeError("PlackettLuce takes no DTensors: make one from the rows of each process, logits.to_local()")
+        spread = SpreadBatch.of("logits", logits) if is_dtensor(logits) else None
+        if spread is not None:
+            logits = spread.whole_rows
         check_flag("validate_args", validate_args, optional=True)
         size = checked_size(k, logits)
         if isinstance(k, Tensor):
             logits, size = broadcast_with_k("logits", logits, size)
         self.logits, self.k = logits, size
         self._shared_k = None if isinstance(k, Tensor) else operator.index(k)
-        largest = _largest(size) if self._shared_k is None else self._shared_k
-        super().__init__(shape_of(logits)[:-1], Size([largest]), validate_args=validate_args)
+        self._width = _largest(size) if self._shared_k is None else self._shared_k
+        self._check_rows_here = validate_args
+        if spread is not None:
+            self.spread = spread if spread.shape == logits.shape[:-1] else spread.expanded(logits.shape[:-1])
+            validate_args = self._validate_spread(validate_args)
+        super().__init__(*self._shapes(), validate_args=validate_args)
+
+    def _shapes(self) -> tuple[Size, Size]:
+        return shape_of(self.logits)[:-1], Size([self._width])
+
+    def _sources(self) -> list[Any]:
+        return [self.logits] if self._shared_k is not None else [self.logits, self.k]
 
     def _fits(self) -> bool:
         if self._shared_k is None or self.arg_constraints is not PlackettLuce.arg_constraints:
@@ -108,22 +123,8 @@ class PlackettLuce(KHotDistribution):
         """The number of units to choose from."""
         return shape_of(self.logits)[-1]
 
-    @property
-    def size(self) -> int | Tensor:
-        """``k`` as an int if it is known to be the same in all rows, otherwise as a tensor of the batch shape."""
-        return self.k if self._shared_k is None else self._shared_k
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}(logits: {in_short(self.logits)}, k: {in_short(self.size)})"
-
-    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
-        new = self._get_checked_instance(type(self), _instance)
-        batch_shape = checked_expansion(batch_shape, self.logits, self.batch_shape)
-        new.logits, new.k = self.logits.expand(*batch_shape, -1), self.k.expand(batch_shape)
-        new._shared_k = self._shared_k
-        super(PlackettLuce, new).__init__(batch_shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
@@ -153,7 +154,7 @@ class PlackettLuce(KHotDistribution):
 
     def _log_prob(self, value: Tensor) -> Tensor:
         value = value.expand(*broadcast_shapes(shape_of(value)[:-1], self.batch_shape), -1).long()
-        return law.log_prob(self._log_weights, self.size, value).to(self.logits.dtype)
+        return law.log_prob(self.logits, self.size, value).to(self.logits.dtype)
 
     def to_khot(self, value: Tensor) -> Tensor:
         """The k-hot vectors ``(..., n)`` of values ``(..., k)``, in the dtype of ``logits``; -1 is ignored."""
@@ -164,10 +165,10 @@ class PlackettLuce(KHotDistribution):
     def entropy(self) -> Tensor:
         """Entropy in nats, ``(...)``, as a sum over all n! / (n - k)! values, if there are at most ``MAX_SUPPORT``."""
         entropy = self.logits.new_zeros(self.batch_shape, dtype=torch.float64)
-        for k in self._sizes("entropy"):
+        for k in self.sizes("entropy"):
             total: Tensor | float = 0.0
             for value in self._listed("entropy", k):
-                log_prob = law.log_prob(self._log_weights, k, value)
+                log_prob = law.log_prob(self.logits, k, value)
                 total = total - (log_prob.exp() * log_prob.masked_fill(log_prob == -torch.inf, 0.0)).sum(0)
             entropy = torch.where(self.k == k, total, entropy)
         return entropy.to(self.logits.dtype)
@@ -179,17 +180,10 @@ class PlackettLuce(KHotDistribution):
             NotImplementedError: If rows differ in ``k``.
             ValueError: If there are more than ``MAX_SUPPORT`` (1,000,000) values.
         """
-        sizes = self._sizes("enumerate_support")
-        if len(sizes) > 1:
-            raise NotImplementedError(f"enumerate_support needs the same k in all rows, but got k in {sizes}")
-        k = self.event_shape[0]
+        k = self._require_shared_k("enumerate_support")
         values = law.rankings(self.n, k, 0, self._count("enumerate_support", k), self.logits.device)
         values = values.view(len(values), *(1,) * len(self.batch_shape), k)
         return values.expand(-1, *self.batch_shape, -1) if expand else values
-
-    @property
-    def _log_weights(self) -> Tensor:
-        return self.logits.float() if self._is_rounded else self.logits
 
     def _check_value(self, value: Any) -> None:
         if not isinstance(value, Tensor):
@@ -200,14 +194,6 @@ class PlackettLuce(KHotDistribution):
         if shape_of(value)[-1:] != self.event_shape:
             width = self.event_shape[0]
             raise ValueError(f"`value` must have shape (..., {width}), but got {tuple(value.shape)}")
-
-    def _sizes(self, wanted: str) -> list[int]:
-        """The different k of the rows."""
-        if self._shared_k is not None:
-            return [self._shared_k]
-        if not can_look(self.k):
-            raise NotImplementedError(f"{wanted} needs `k` as an int under vmap and in compiled code")
-        return [int(k) for k in self.k.unique()] or [0]
 
     def _count(self, wanted: str, k: int) -> int:
         """The number of values of size k."""
@@ -227,4 +213,4 @@ class PlackettLuce(KHotDistribution):
 def _largest(k: Tensor) -> int:
     if not can_look(k) or k.is_meta:
         raise NotImplementedError("PlackettLuce needs `k` as an int under vmap, in compiled code and without data")
-    return int(k.max()) if k.numel() else 0
+    return int(everywhere(k).max()) if k.numel() else 0

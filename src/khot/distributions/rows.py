@@ -9,12 +9,15 @@ from torch import Size, Tensor
 from torch.types import _size as SizeLike
 from typing_extensions import Self
 
+from khot._contents import can_look
 from khot._distributed.batch import SpreadBatch
+from khot._distributed.placements import everywhere
 from khot._tracing import shape_of
 from khot._validation import checked_expansion
 from khot.kernels.exact.row_slabs import MOST_SLABS, by_rows
 from khot.laws.kept import Kept
 
+from .base import is_half
 from .members import DesignMembers
 
 WHOLE = 2**17  # units of rows that are processed as a whole, so that nothing is computed twice
@@ -37,6 +40,7 @@ class DesignOfRows(DesignMembers):
     temperature: float | Tensor
     kept: Kept
     spread: SpreadBatch | None = None
+    size_varies = False  # whether draws of one row may differ in their number of ones, from `k` to `largest_k`
     _shared_k: int | None  # the k of all rows, if it was given as an int
     _has_own_probs: ClassVar[bool] = False
 
@@ -44,6 +48,31 @@ class DesignOfRows(DesignMembers):
     def size(self) -> int | Tensor:
         """``k`` as an int if it is known to be the same in all rows, otherwise as the tensor ``k``."""
         return self.k if self._shared_k is None else self._shared_k
+
+    def sizes(self, wanted: str) -> list[int]:
+        """The different k of the rows, of those of all processes, in increasing order; ``[0]`` if there are no rows.
+
+        Raises:
+            NotImplementedError: If the contents of k cannot be read; the message names ``wanted``.
+        """
+        if self._shared_k is not None:
+            return [self._shared_k]
+        if not can_look(self.k):
+            raise NotImplementedError(f"{wanted} needs `k` as an int under vmap and in compiled code")
+        return cast(list[int], everywhere(self.k).unique().tolist() or [0])
+
+    def _require_shared_k(self, wanted: str, advice: str = "") -> int:
+        if self._shared_k is None:
+            sizes = self.sizes(wanted)
+            if len(sizes) != 1:
+                advice = f"; {advice}" if advice else ""
+                raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes}{advice}")
+            return sizes[0]
+        return self._shared_k
+
+    @property
+    def _is_rounded(self) -> bool:
+        return self.spread is None and is_half(self.dtype)  # of a spread design, the local design has the twin
 
     @property
     def relaxes_logits(self) -> bool:
@@ -69,7 +98,7 @@ class DesignOfRows(DesignMembers):
         if batch_shape != self.batch_shape:
             new.kept = Kept()
         if self.spread is not None:
-            new.spread = SpreadBatch.of(self.parameter_name, new.parameter)
+            new.spread = self.spread.expanded(batch_shape)
         elif not torch.compiler.is_compiling():
             new._derived_now().update({name: expanded(value) for name, value in self._derived_now().items()})
         super(DesignOfRows, new).__init__(batch_shape, self.event_shape, validate_args=False)

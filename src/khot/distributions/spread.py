@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from khot._distributed.batch import SpreadBatch
+from khot._distributed.placements import is_dtensor
 from khot._distributed.shards import Shards, spread_over
 from khot._tracing import broadcast_shapes
 from khot._validation import check_generator, checked_shape
@@ -37,6 +38,9 @@ def by_rows_here(name: str, axes: int, member: Callable[..., Any]) -> Callable[.
     return call
 
 
+OF_ONE_SIZE = ("sample_indices", "enumerate_support")  # members whose results have as many entries for each row
+
+
 class _Here(NamedTuple):
     """The local design for a member: of whole rows, or of parts of them."""
 
@@ -46,6 +50,8 @@ class _Here(NamedTuple):
 
     @classmethod
     def of(cls, design: Any, name: str) -> "_Here":
+        if name in OF_ONE_SIZE:
+            return cls(design.rows_of_one_size(name), design.spread, None)
         if not design.works_on_parts(name):
             return cls(design.rows_here, design.spread, None)
         spread = design.spread.in_parts()
@@ -107,10 +113,15 @@ def _has_shape_of(design: Any, value: Tensor) -> bool:
 
 
 def _enumerate_support(design: Any, name: str, axes: int, expand: bool = True) -> Tensor:
-    local = design.rows_here.enumerate_support(expand=False)
-    spread: SpreadBatch = design.spread
-    wide = local.expand(-1, *design.rows_here.batch_shape, -1) if expand else None
-    return spread.replicated(local) if wide is None else spread.together(wide, axes)
+    rows, spread, _ = _Here.of(design, name)
+    values = rows.enumerate_support(expand=False)
+    return spread.together(values.expand(-1, *rows.batch_shape, -1), axes) if expand else spread.replicated(values)
+
+
+def _to_khot(design: Any, name: str, axes: int, value: Tensor) -> Tensor:
+    """Of values of any batch shape, which keep their placements."""
+    spread = SpreadBatch.of("value", value if is_dtensor(value) else design.spread.replicated(value))
+    return spread.together(design.rows_here.to_khot(spread.here("value", value)), axes)
 
 
 _CALLS: dict[str, Callable[..., Tensor]] = {
@@ -118,4 +129,5 @@ _CALLS: dict[str, Callable[..., Tensor]] = {
     "sample_indices": _draws,
     "log_prob": _log_prob,
     "enumerate_support": _enumerate_support,
+    "to_khot": _to_khot,
 }

@@ -16,7 +16,7 @@ from .rows import DesignOfRows
 
 
 class SpreadDesign(DesignOfRows):
-    """A design whose parameter may be a DTensor; see :mod:`.spread`."""
+    """A design, of vectors or of rankings, whose parameter may be a DTensor; see :mod:`.spread`."""
 
     _knows_parts = False  # whether sharded rows stay sharded
     _check_rows_here: bool | None  # the argument validate_args
@@ -71,6 +71,17 @@ class SpreadDesign(DesignOfRows):
         if self._check_rows_here is not None:
             new._validate_args = self._check_rows_here
         return new
+
+    def rows_of_one_size(self, wanted: str) -> Self:
+        """The same, if k is equal in the rows of all processes; a k that is spread takes a collective to compare.
+
+        Raises:
+            NotImplementedError: If rows differ in k; the message names ``wanted``.
+        """
+        rows: Self = self.rows_here
+        if self._shared_k is None and not self.size_varies:
+            rows._shared_k = self._require_shared_k(wanted)
+        return rows
 
     @lazy_property
     def parts_here(self) -> Self:

@@ -73,9 +73,8 @@ def finite_difference(
         >>> finite_difference(ConditionalPoisson(logits=logits, k=1), lambda x: x[..., 0]).backward()
         >>> assert logits.grad.sum().abs() < 1e-6
     """
-    num_samples = checked_call(design, f, num_samples)
+    num_samples, chunk_size = checked_call(design, f, num_samples), checked_count("chunk_size", chunk_size)
     check_choice("partners", partners, ("all", "drawn"))
-    chunk_size = checked_count("chunk_size", chunk_size)
     _conditional_poisson(design)  # raises before anything is drawn
     values = draw(design, (num_samples,), generator)
     return _surrogate(design, f, values, evaluate(f, values, design), partners, chunk_size, generator)

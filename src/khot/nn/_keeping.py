@@ -1,5 +1,6 @@
 """The fast way of hard modules on a CPU: one loop returns the kept entries, without a mask to multiply by."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ class Kept(NamedTuple):
     """The entries that a hard mask keeps.
 
     Attributes:
-        values: The kept entries, with their gradient, and zeros.
+        values: The kept entries, with their gradient, and zeros or another number.
         mask: Which entries are kept, as bools.
         smallest: The smallest positive score that is kept in each row; infinite if there is none.
     """
@@ -25,6 +26,18 @@ class Kept(NamedTuple):
     values: Tensor
     mask: Tensor
     smallest: Tensor
+
+
+class _KeepForSoftmax(Function):
+    """The kept entries, with ``-inf`` for the others, whose gradient is 0 already: no softmax depends on them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, values: list[Tensor]) -> Tensor:
+        return values.pop()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
 
 
 class _Keep(Function):
@@ -38,11 +51,16 @@ class _Keep(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (mask,) = ctx.saved_tensors
+        if grad.is_contiguous():
+            mask = mask.contiguous()  # of another axis, it has another layout, in which the selection would be slower
         return torch.where(mask, grad, torch.zeros((), dtype=grad.dtype, device=grad.device)), None, None
 
 
-def keep_largest(x: Tensor, k: Any, dim: int | tuple[int, ...], by: str) -> Kept | None:
-    """The k largest entries along an axis; None for calls that need the general way, invalid ones among them."""
+def keep_largest(x: Tensor, k: Any, dim: int | tuple[int, ...], by: str, for_softmax: bool = False) -> Kept | None:
+    """The k largest entries along an axis; None for calls that need the general way, invalid ones among them.
+
+    ``for_softmax`` puts ``-inf`` in place of the other entries, instead of 0; only a softmax may use these values.
+    """
     is_whole = not (k.is_floating_point() or k.dtype == torch.bool) if isinstance(k, Tensor) else is_int(k)
     call = call_of(x, k) if isinstance(k, Tensor) else call_of(x)
     if not (call.is_plain and call.shards is None and is_whole and x.numel() > 0):
@@ -56,10 +74,13 @@ def keep_largest(x: Tensor, k: Any, dim: int | tuple[int, ...], by: str) -> Kept
         sizes = torch.as_tensor(k, dtype=torch.int64).expand(batch)
     except RuntimeError:
         return None
-    values, mask, smallest = selection.keep_largest.by(choice, rows, sizes, by == "magnitude")
+    values, mask, smallest = selection.keep_largest.by(
+        choice, rows, sizes, by == "magnitude", -math.inf if for_softmax else 0.0
+    )
     if bool(smallest.isnan().any()):
         return None
     values, mask = as_axes(values, x, dim), as_axes(mask, x, dim)
     if x.requires_grad and torch.is_grad_enabled():
-        values = apply_untransformed(_Keep, x, [values], mask)
+        given = (_KeepForSoftmax, x, [values]) if for_softmax else (_Keep, x, [values], mask)
+        values = apply_untransformed(*given)
     return Kept(values, mask, smallest)

@@ -98,7 +98,7 @@ class ExpertChoice(TopK):
             capacity = min(self.checked("k", capacity), tokens)
         if has_parts(x) or (self.softness is None and not looks and not isinstance(capacity, Tensor)):
             return capacity  # a hard mask leaves excluded tokens out by itself; parts cannot tell how many there are
-        if not looks or bool((x == -torch.inf).any()):
+        if not looks or (x.numel() and not x.detach().amin() > -torch.inf):
             tokens = (x != -torch.inf).sum(-2)
         if isinstance(tokens, Tensor):
             return torch.minimum(torch.as_tensor(capacity, device=x.device).expand(tokens.shape), tokens)
@@ -232,16 +232,18 @@ class TokenChoice(Masking):
 
     def _weights(self, x: Tensor, k: float | Tensor) -> Tensor:
         check_scores(x, -1)
-        logits = x.to(compute_dtype(x))
-        kept = keep_largest(logits, k, -1, self.by) if self.softness is None else None
+        logits, capacity = x.to(compute_dtype(x)), self.number("capacity")
+        is_simple = self.softness is None and capacity is None
+        kept = keep_largest(logits, k, -1, self.by, for_softmax=is_simple) if self.softness is None else None
         mask = kept.mask if kept else self.mask_of(logits, k, -1)
         if self.training and (torch.compiler.is_compiling() or not is_wrapped(x)):  # no use outside a transform
             self._last = logits, mask.detach()
-        capacity: Any = self.number("capacity")
+        if kept and is_simple:
+            return kept.values.softmax(-1)
+        if is_simple:
+            return logits.masked_fill(mask.logical_not(), -torch.inf).softmax(-1)
         if capacity is not None:
             mask = mask * _room(mask.detach(), logits.detach().softmax(-1), capacity)
-        if self.softness is None and capacity is None:
-            return logits.masked_fill(mask.logical_not(), -torch.inf).softmax(-1)
         terms = mask * logits.softmax(-1)
         return terms / terms.sum(-1, keepdim=True).clamp(min=torch.finfo(terms.dtype).tiny)
 

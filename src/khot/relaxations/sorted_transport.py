@@ -82,9 +82,12 @@ def _jvp(ctx: Any, saved: list[Tensor], dx: Tensor | None, dhalf: Tensor | None,
 _apply = with_forward_mode(_SortedTransport, _jvp)
 
 
-def _check_tol(tol: object) -> None:
-    if tol is not None and (isinstance(tol, bool) or not isinstance(tol, Real) or not 0 < float(tol) < math.inf):
+def _checked_tol(tol: float | None, dtype: torch.dtype) -> float:
+    if tol is None:
+        return MASS_TOLERANCE.get(dtype, MASS_TOLERANCE_COARSE)
+    if isinstance(tol, bool) or not isinstance(tol, Real) or not 0 < float(tol) < math.inf:
         raise ValueError(f"`tol` must be None or a positive number, but got {tol}")
+    return tol
 
 
 @of_rows
@@ -140,13 +143,12 @@ def sorted_transport_topk(
     check_scores(x, dim)
     k = checked_int("k", k, "an int, the number of columns of the result")
     max_iter = checked_count("max_iter", max_iter)
-    _check_tol(tol)
+    tol = _checked_tol(tol, x.dtype)
     rows = x.movedim(dim, -1)
     check_k(k, x, rows.shape[:-1], rows.shape[-1])
     check_softness("epsilon", epsilon, x, rows.shape[:-1])
     if k == 0:
         return x.unsqueeze(-1)[..., :0]
-    tol = MASS_TOLERANCE.get(x.dtype, MASS_TOLERANCE_COARSE) if tol is None else tol
     return _columns(rows, k, epsilon, tol, max_iter).movedim(-1, dim % x.dim())
 
 

@@ -76,14 +76,15 @@ def _store_draws(
         tl.store(out_ptr + at, count == 1, mask=there)
 
 
-@triton.jit(do_not_specialize=["scratch_size", "n", "rows", "samples", "chunk", "parity", "bound", "levels", "tasks"])
+@triton.jit(do_not_specialize=["scratch_size", "n", "rows", "samples", "chunk", "bound", "levels", "tasks"])
 def _forest_draw(
-    leaf_ptr, root_ptr, noise_ptr, out_ptr, scratch_ptr, count_ptr, scratch_size, n, rows, samples, chunk, parity,
-    bound, levels, tasks, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    leaf_ptr, root_ptr, noise_ptr, out_ptr, scratch_ptr, count_ptr, scratch_size, n, rows, samples, chunk, bound,
+    levels, tasks, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Names as in :func:`launch_draw`."""
     tree, row_blocks = tl.program_id(0), tl.cdiv(rows, ROWS)
     unit_0 = tree << levels
+    parity = ROWS * chunk * tl.minimum(n, 1 << levels)  # counts of a level; two levels alternate
     units = tl.minimum(n - unit_0, 1 << levels)
     x_ptr = scratch_ptr + program().to(tl.int64) * scratch_size
     count_ptr += program().to(tl.int64) * (2 * parity)
@@ -123,7 +124,7 @@ def launch_draw(leaf: Tensor, bound: int, levels: int, counts: Tensor, generator
     chunk = -(-max(1, samples) // chunks)
     tasks = -(-rows // abreast) * -(-max(1, samples) // chunk)  # of a tree
     programs = min(max(1, how.programs // trees), tasks)  # of a tree
-    parity = abreast * chunk * full  # counts of a level; two levels alternate
+    parity = abreast * chunk * full  # as in the kernel
     size = abreast * scratch_size(full, levels, bound)
     noise = uniform((trees * tasks * parity,), leaf.dtype, leaf.device, generator)
     out = torch.empty(samples, rows, n, dtype=torch.bool, device=leaf.device)
@@ -132,6 +133,6 @@ def launch_draw(leaf: Tensor, bound: int, levels: int, counts: Tensor, generator
     with on_device(leaf):
         _forest_draw[(trees, programs)](
             leaf.mT.contiguous(), counts.int().contiguous(), noise, out, scratch, drawn, size,
-            n, rows, samples, chunk, parity, bound, levels, tasks, ROWS=abreast, BLOCK=how.block, num_warps=how.warps,
+            n, rows, samples, chunk, bound, levels, tasks, ROWS=abreast, BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
     return out.permute(2, 1, 0)

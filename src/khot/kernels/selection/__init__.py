@@ -5,8 +5,8 @@ there are k entries, :math:`\#\{i : x_i > t\} = k`, or as many as ties allow. Nu
 the same bits, so counts at three thresholds cut a bracket of t in four, until one of the counts is k, or two
 neighbouring numbers enclose t; entries are then tied at t. This takes one pass over the row for two bits of a number.
 
-``topk_mask`` gives the mask; ``keep_largest`` gives the entries times the mask, for modules, which then need no further
-pass.
+``topk_mask`` gives the mask; ``keep_largest`` gives the entries times the mask, or with another number such as ``-inf``
+in place of the zeros, for modules, which then need no further pass.
 """
 
 import torch

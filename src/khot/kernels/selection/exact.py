@@ -29,8 +29,8 @@ def mask_of_largest(x: Tensor, k: Tensor, most: int) -> Tensor:
     return ((above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= rest))) & (size > 0)).to(x.dtype)
 
 
-def keep_largest(x: Tensor, k: Tensor, by_magnitude: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The k largest entries of each row, with zeros for the others; which they are; and the smallest positive one kept.
+def keep_largest(x: Tensor, k: Tensor, by_magnitude: bool, otherwise: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The k largest entries of each row, with a number for the others; which; and the smallest positive one kept.
 
     With ``by_magnitude``, the largest and smallest in absolute value. Entries of ``-inf``, which are excluded, count as
     smaller than all others, and are never kept. If a row keeps no positive entry, the smallest one is infinite; it is
@@ -42,7 +42,7 @@ def keep_largest(x: Tensor, k: Tensor, by_magnitude: bool) -> tuple[Tensor, Tens
     kept &= scores > -torch.inf
     positive = scores.masked_fill(~kept | ~(scores > 0), torch.inf)
     smallest = positive.amin(-1) if x.shape[-1] else x.new_full(x.shape[:-1], torch.inf)
-    return x.masked_fill(~kept, 0.0).contiguous(), kept.contiguous(), smallest.masked_fill(wrong, torch.nan)
+    return x.masked_fill(~kept, otherwise).contiguous(), kept.contiguous(), smallest.masked_fill(wrong, torch.nan)
 
 
 def check_ranked(x: Tensor, k: int | Tensor) -> None:

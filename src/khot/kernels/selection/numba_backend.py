@@ -54,13 +54,14 @@ def _loop(real: Real) -> Any:
         return kernel(rows)
 
 
-def keep_largest(x: Tensor, k: Tensor, by_magnitude: bool) -> tuple[Tensor, Tensor, Tensor]:
+def keep_largest(x: Tensor, k: Tensor, by_magnitude: bool, otherwise: float) -> tuple[Tensor, Tensor, Tensor]:
     items, n, sizes = x.to(compute_dtype(x)).contiguous(), x.shape[-1], k.reshape(-1)
     y, kept = torch.empty_like(items), torch.empty_like(items, dtype=torch.bool)
     smallest, rows = items.new_empty(x.shape[:-1]), items.numel() // n
     loop = _keeping_loop(np.float64 if items.dtype == torch.float64 else np.float32)
     results = y.data_ptr(), kept.data_ptr(), smallest.data_ptr()
-    over_rows(loop, rows, rows * n, n, items.data_ptr(), sizes.data_ptr(), sizes.stride(0), *results, by_magnitude)
+    given, how = (items.data_ptr(), sizes.data_ptr(), sizes.stride(0)), (by_magnitude, float(otherwise))
+    over_rows(loop, rows, rows * n, n, *given, *results, how)
     return y.to(x.dtype), kept, smallest.to(x.dtype)
 
 
@@ -90,7 +91,7 @@ def _positive(score, is_kept, otherwise):
 
 @per_row
 def _keep_of_four(x, k, by_magnitude, kept, y):
-    """Processes a row of four, the usual group size of sparse weights.
+    """Processes a row of four, the usual group size of sparse weights, with zeros for entries that are not kept.
 
     Returns the smallest positive score that is kept, and whether the result is right: not if an entry is NaN or
     infinite.
@@ -113,10 +114,9 @@ def _keep_of_four(x, k, by_magnitude, kept, y):
 
 
 @summed
-def _take(x, kept, y):
-    zero = x.dtype.type(0)
+def _take(x, kept, otherwise, y):
     for i in range(x.shape[0]):
-        y[i] = x[i] if kept[i] != 0 else zero
+        y[i] = x[i] if kept[i] != 0 else otherwise
 
 
 @summed
@@ -143,14 +143,15 @@ def _exclude(scores, kept):
 def _keeping_loop(real: Real) -> Any:
     reals_at = REALS_AT[real]
 
-    def rows(first, last, n, x, k, step, y, kept, smallest, by_magnitude):
+    def rows(first, last, n, x, k, step, y, kept, smallest, how):
+        by_magnitude, otherwise = how
         xs, ys, marks = reals_at(x, last, n), reals_at(y, last, n), bytes_at(kept, last, n)
         sizes, least = longs_at(k, 1, (last - 1) * step + 1)[0], reals_at(smallest, 1, last)[0]
         sample, room = np.empty(SAMPLE_SIZE if n >= LONG else 0, real), np.empty(n if by_magnitude else 0, real)
         guesses, move, has_ties = ANYWHERE, 0.0, False
         for r in range(first, last):
             row, scores, size = xs[r], xs[r], sizes[r * step]
-            if n == 4:
+            if n == 4 and otherwise == 0:
                 found, is_right = _keep_of_four(row, size, by_magnitude, marks[r], ys[r])
                 if is_right:
                     least[r] = np.nan if size < 0 or size > n else found
@@ -172,7 +173,7 @@ def _keeping_loop(real: Real) -> Any:
             is_wrong = not_numbers > 0 or size < 0 or size > n
             if t == -np.inf:
                 is_wrong |= _exclude(scores, marks[r])
-            _take(row, marks[r], ys[r])
+            _take(row, marks[r], real(otherwise), ys[r])
             least[r] = np.nan if is_wrong else _smallest_positive(scores, marks[r])
         return 0
 
