@@ -66,7 +66,7 @@ def in_turn():
         yield pytest.param(kind, dtype, id=f"{kind}-{dtype}", marks=marks)
 
 
-@pytest.mark.parametrize(("kind", "dtype"), in_turn())
+@pytest.mark.parametrize(("kind", "dtype"), list(in_turn()))
 def test_the_first_of_a_stable_order(kind, dtype):
     x = ROWS[kind](normal(6, 37)).to(dtype)
     for k in (0, 1, 12, 36, 37):
