@@ -75,11 +75,12 @@ def outcome(function, *inputs):
 
 
 def check_trace(function, first=FIRST, then=THEN):
+    runs = [x if isinstance(x, tuple) else (x,) for x in then]
+    expected = [outcome(function, *x) for x in runs]
     for x in first:
         traced = trace(function, *(x if isinstance(x, tuple) else (x,)))
-        for other in (then[-1], *then):  # the second run is optimised
-            other = other if isinstance(other, tuple) else (other,)
-            torch.testing.assert_close(outcome(traced, *other), outcome(function, *other), rtol=1e-9, atol=1e-11)
+        for inputs, wanted in [(runs[-1], expected[-1]), *zip(runs, expected, strict=True)]:  # the second is optimised
+            torch.testing.assert_close(outcome(traced, *inputs), wanted, rtol=1e-9, atol=1e-11)
 
 
 def descending(x):

@@ -22,7 +22,7 @@ MAPS = {
     "log_lapsum": log_lapsum_topk,
     "normal": normal_topk,
     "capped_exponential": lambda x, k, s: capped_simplex_map(x, k, s, link=CAPPED_EXPONENTIAL),
-    **{f"sparse_{p:.3g}": lambda x, k, s, p=p: sparse_topk(x, k, s, p=p) for p in (2.0, 1.9, 4 / 3, 1.15, 1.05)},
+    **{f"sparse_{p:.3g}": lambda x, k, s, p=p: sparse_topk(x, k, s, p=p) for p in (2.0, 1.9, 4 / 3, 1.15, 1.1)},
 }
 
 

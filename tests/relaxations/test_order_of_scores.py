@@ -19,7 +19,7 @@ LINKS = {
     "normal": NORMAL,
     "capped_exponential": CAPPED_EXPONENTIAL,
     **{f"student_t_{df}": StudentT(df) for df in (1, 2, 4)},
-    **{f"clipped_power_{q:g}": clipped_power(1 + 1 / q) for q in (1, 1.5, 2, 3, 3.3, 4, 6.6, 20)},
+    **{f"clipped_power_{q:g}": clipped_power(1 + 1 / q) for q in (1, 1.5, 2, 3, 3.3, 4, 6.6, 10)},
 }
 
 

@@ -49,7 +49,7 @@ def test_maximises_the_regularised_score(p, strength):
         assert (objective(y + step * (others - y)) <= objective(y) + 1e-14).all()
 
 
-@pytest.mark.parametrize("p", [2.0, 1.5, 1.2])
+@pytest.mark.parametrize("p", [2.0, 1.5, 1.1])
 def test_hard_once_the_strength_is_below_the_gap(p):
     x = torch.tensor([0.3, -1.0, 2.0, 0.8, 0.1], dtype=torch.float64)  # gap of 0.5 below the second largest
     assert torch.equal(sparse_topk(x, 2, 0.4999, p), topk_mask(x, 2))

@@ -37,7 +37,7 @@ def planted(seed, n=FEATURES, number=PLANTED, rows=ROWS):
 
 
 @pytest.mark.filterwarnings("ignore:No features were selected:UserWarning")  # some of their data are noise
-@parametrize_with_checks([KHotSelector()])
+@parametrize_with_checks([KHotSelector(max_iter=50)])
 def test_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
