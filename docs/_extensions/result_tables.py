@@ -2,7 +2,7 @@
 
     python docs/_extensions/result_tables.py
 
-writes them into the pages again, from benchmarks/results; a test compares the pages with the measurements.
+writes them into the pages again, from the results of benchmarks and experiments; a test compares the pages with these.
 """
 
 import csv
@@ -11,6 +11,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
+EXPERIMENTS = DOCS.parent / "experiments" / "results"
 Row = dict[str, str]
 
 
@@ -58,6 +59,11 @@ TABLES: dict[str, tuple[str, Callable[[list[Row]], Iterable[list[str]]]]] = {  #
     "estimator_steps": ("guide/costs.md", steps),
     "khot_swap": ("guide/mcmc.md", chains),
 }
+OF_EXPERIMENTS = {  # the results of an experiment, to the page that shows their table
+    "variable_selection_methods_diabetes": "guide/variable_selection.md",
+    "variable_selection_methods_genomics": "guide/variable_selection.md",
+}
+PAGES = {home for home, _ in TABLES.values()} | set(OF_EXPERIMENTS.values())
 
 
 def filled(page: Path) -> str:
@@ -65,10 +71,18 @@ def filled(page: Path) -> str:
     text = page.read_text(encoding="utf-8")
     for name, (home, table) in TABLES.items():
         if page == DOCS / home:
-            before, after = f"<!-- from benchmarks/results/{name}.csv -->\n\n", "\n<!-- end -->"
-            start = text.index(before) + len(before)
-            text = text[:start] + _markdown(table(_read(name))) + text[text.index(after, start - 1) :]
+            text = _replaced(text, f"benchmarks/results/{name}.csv", _markdown(table(_read(name))))
+    for name, home in OF_EXPERIMENTS.items():
+        if page == DOCS / home:
+            lines = (EXPERIMENTS / f"{name}.md").read_text(encoding="utf-8").splitlines(keepends=True)
+            text = _replaced(text, f"experiments/results/{name}.md", "".join(v for v in lines if v.startswith("|")))
     return text
+
+
+def _replaced(text: str, source: str, table: str) -> str:
+    before, after = f"<!-- from {source} -->\n\n", "\n<!-- end -->"
+    start = text.index(before) + len(before)
+    return text[:start] + table + text[text.index(after, start - 1) :]
 
 
 def _read(name: str) -> list[Row]:
@@ -82,5 +96,5 @@ def _markdown(lines: Iterable[list[str]]) -> str:
 
 
 if __name__ == "__main__":
-    for home in {home for home, _ in TABLES.values()}:
+    for home in PAGES:
         (DOCS / home).write_text(filled(DOCS / home), encoding="utf-8")
