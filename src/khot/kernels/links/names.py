@@ -68,7 +68,8 @@ def name_of(link: "Link") -> str:
     Dynamo traces this for links that are made inside a compiled function.
     """
     cls = type(link)
-    values = [(name, _literal(link.__dict__[name])) for name in attribute_names(link, cls.known_names)]
+    # For entries of __dict__, Dynamo of torch 2.14 makes no guards: a graph would keep an attribute that has changed.
+    values = [(name, _literal(getattr(link, name))) for name in attribute_names(link, cls.known_names)]
     odd = [attribute for attribute, value in values if value is None]
     if is_exporting():
         _check_exportable(cls, odd)

@@ -19,7 +19,7 @@ from ..gpu.tools import on_device, per_row, row_numbers
 from .triton_rows import contiguous_rows, coordinates, counted_items, items, row_results, scan_options
 from .triton_scans import compose_two, to_double, to_dtype
 
-RANK_BACKWARD: Table = {torch.float64: ((128, 1), (512, 8), (1024, 8))}
+RANK_BACKWARD: Table = {torch.float64: ((128, 2), (512, 8), (1024, 8))}
 
 
 @triton.jit
