@@ -6,13 +6,16 @@ peaked: half of the informed swaps are accepted) or 8 (nine of ten are). The pri
 
 Rows of the table: KHotSwap with some chains in a batch, the same with uniform swaps only, and a Gibbs sampler of eight
 lines of NumPy that is made for this model: it takes one unit out and draws the one that enters from its full
-conditional law, for which one product with the covariates is enough.
+conditional law, for which one product with the covariates is enough. If NumPyro is installed, also its
+DiscreteHMCGibbs, for the same posterior: k categorical sites, of which no two may agree, and a normal site that it
+needs for HMC. A step there draws every site once from its conditional law.
 
 Columns, by CPU time: steps per second, of all chains together; how many times one evaluation of the log joint
 density with its gradient, by Pyro, a step takes; the median of the effective sample sizes per second of the inclusions
 that are uncertain, with a probability in (0.05, 0.95), of all chains together.
 """
 
+import importlib.util
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -120,6 +123,41 @@ def numpy_gibbs(data: Data) -> Callable[[], Tensor]:
     return step
 
 
+def numpyro_states(data: Data, seconds: float) -> tuple[Tensor, float]:
+    """States ``(steps, 1, n)`` after some to settle, and the seconds for these without compilation."""
+    import jax
+    import jax.numpy as jnp
+    import numpyro
+    from numpyro.distributions import Categorical
+    from numpyro.distributions import Normal as NumPyroNormal
+    from numpyro.infer import HMC, MCMC, DiscreteHMCGibbs
+
+    covariates, y = jnp.asarray(data.covariates.numpy()), jnp.asarray(data.y.numpy())
+
+    def model() -> None:
+        numpyro.sample("unused", NumPyroNormal())
+        prior = Categorical(logits=jnp.zeros(UNITS))
+        units = jnp.stack([numpyro.sample(f"unit_{i}", prior) for i in range(K)])
+        x = jnp.zeros(UNITS).at[units].add(1.0)
+        numpyro.factor("distinct", -1e4 * (x > 1).sum())
+        numpyro.sample("y", NumPyroNormal(covariates @ x, data.noise).to_event(1), obs=y)
+
+    steps = 50
+    while True:
+        chain = MCMC(DiscreteHMCGibbs(HMC(model)), num_warmup=steps // 4, num_samples=steps, progress_bar=False)
+        chain.run(jax.random.key(0))
+        chain.post_warmup_state = chain.last_state
+        start = time.process_time()
+        chain.run(jax.random.key(1))
+        passed = time.process_time() - start
+        if passed > seconds / 2:
+            break
+        steps = min(20 * steps, int(1.2 * steps * seconds / passed) + 1)
+    found = chain.get_samples()
+    units = torch.stack([torch.tensor(found[f"unit_{i}"].tolist()) for i in range(K)], -1)
+    return torch.zeros(len(units), UNITS, dtype=torch.bool).scatter_(1, units, True).unsqueeze(1), passed
+
+
 def row(kernel: str, chains: int, noise: float) -> dict[str, object]:
     return {"kernel": kernel, "chains": chains, "noise": noise}
 
@@ -141,6 +179,10 @@ def main() -> None:
             states, seconds, best = states_of(step, options.seconds)
             ratio = best / once if name == "KHotSwap" else None
             rows.append({**row(name, chains, noise), "step_in_evaluations": ratio, **measured(states, seconds)})
+            report(rows[-1])
+        if importlib.util.find_spec("numpyro"):
+            found = measured(*numpyro_states(data, options.seconds))
+            rows.append({**row("NumPyro DiscreteHMCGibbs", 1, noise), "step_in_evaluations": None, **found})
             report(rows[-1])
     write_csv(options.csv, rows)
 
