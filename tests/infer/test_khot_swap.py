@@ -27,8 +27,11 @@ def fresh_pyro():
     pyro.set_rng_seed(0)
 
 
-def run(model, *args, num_samples=20, warmup_steps=20, continuous=None, uniform_share=0.1, swaps_per_step=1, **options):
-    kernel = KHotSwap(model, continuous, uniform_share=uniform_share, swaps_per_step=swaps_per_step)
+OPTIONS = "continuous", "uniform_share", "swaps_per_step", "swaps_per_proposal", "chains", "jit_compile"
+
+
+def run(model, *args, num_samples=20, warmup_steps=20, **options):
+    kernel = KHotSwap(model, **{name: options.pop(name) for name in OPTIONS if name in options})
     mcmc = MCMC(kernel, num_samples, warmup_steps, disable_progbar=True, **options)
     mcmc.run(*args)
     return mcmc
@@ -68,15 +71,18 @@ def likelihood(x):
     return dist.MultivariateNormal(ZEROS(12), covariance)
 
 
+PRIOR_LOGITS = normal(12, seed=2)
+
+
 def selection(k, chains):
     with pyro.plate("chains", chains):
-        x = pyro.sample("x", ConditionalPoisson(logits=normal(12, seed=2), k=k))
+        x = pyro.sample("x", ConditionalPoisson(logits=PRIOR_LOGITS, k=k))
         pyro.sample("y", likelihood(x), obs=RESPONSE.expand(chains, 12))
 
 
 def check_selection(k, means_of):
     """Inclusion, pairs, and the most probable subsets, ratios of whose probabilities are those of evidences."""
-    prior = ConditionalPoisson(logits=normal(12, seed=2), k=k)
+    prior = ConditionalPoisson(logits=PRIOR_LOGITS, k=k)
     subsets = prior.enumerate_support()
     posterior = (prior.log_prob(subsets) + likelihood(subsets).log_prob(RESPONSE)).softmax(0)
     best = posterior.topk(3)
@@ -87,7 +93,9 @@ def check_selection(k, means_of):
 
 @pytest.mark.parametrize("k", [3, (0, 4)], ids=["three", "at most four"])
 def test_variable_selection_against_enumeration(k):
-    x = run(partial(selection, k, 100), num_samples=30, warmup_steps=80).get_samples()["x"]
+    mcmc = run(partial(selection, k, 100), num_samples=30, warmup_steps=80)
+    x, (lengths,) = mcmc.get_samples()["x"], mcmc.diagnostics()["swaps per proposal"].values()
+    assert 1.2 < lengths["x"] < 2.5 if k == 3 else lengths["x"] == 1
     check_selection(k, lambda f: f(x).mean(0))
 
 
@@ -115,27 +123,29 @@ def quadratic(design, chains):
 
 
 @pytest.mark.parametrize(
-    ("name", "share", "chains"),
+    ("name", "share", "swaps", "chains"),
     [
-        pytest.param("conditional_poisson", 0.1, 40_000, marks=pytest.mark.slow),
-        ("conditional_poisson", 0.1, 5000),
-        ("conditional_poisson", 0.0, 2000),
-        ("conditional_poisson", 1.0, 2000),
-        ("brewer", 0.1, 2000),
-        ("pareto", 0.1, 500),
-        ("pivotal_fixed", 0.1, 2000),
-        ("at_most_three", 0.1, 5000),
-        ("at_most_three", 1.0, 2000),
-        ("prior_over_size", 0.1, 1000),
+        pytest.param("conditional_poisson", 0.1, 1, 40_000, marks=pytest.mark.slow),
+        pytest.param("conditional_poisson", 0.1, 2, 40_000, marks=pytest.mark.slow),
+        ("conditional_poisson", 0.1, 2, 5000),
+        ("conditional_poisson", 0.0, 1, 2000),
+        ("conditional_poisson", 1.0, 1, 2000),
+        ("conditional_poisson", 1.0, 2, 2000),
+        ("brewer", 0.1, 1, 2000),
+        ("pareto", 0.1, 1, 500),
+        ("pivotal_fixed", 0.1, 2, 2000),
+        ("at_most_three", 0.1, 1, 5000),
+        ("at_most_three", 1.0, 2, 2000),
+        ("prior_over_size", 0.1, 1, 1000),
     ],
 )
-def test_law_stays(name, share, chains):
+def test_law_stays(name, share, swaps, chains):
     """Exact draws from the posterior, after 20 steps each, still follow it, at level 1e-6."""
     design = DESIGNS[name]
     support = design().enumerate_support()
     posterior = (design().log_prob(support) + (support @ COUPLING * support).sum(-1)).softmax(0)
     start = support[posterior.multinomial(chains, replacement=True)]
-    kernel = KHotSwap(partial(quadratic, design, chains), uniform_share=share)
+    kernel = KHotSwap(partial(quadratic, design, chains), uniform_share=share, swaps_per_proposal=swaps)
     end = steps_from(kernel, {"x": start}, 20)["x"]
     assert (end != start).any(-1).double().mean() > 0.2
     check_subsets(end, support, posterior)
@@ -274,7 +284,7 @@ def test_beside_a_continuous_kernel():
         continuous=short_hmc,
         initial_params=start,
         hook_fn=lambda kernel, *_: seen.append(kernel.logging()),
-        num_samples=40,
+        num_samples=120,
     )
     samples = mcmc.get_samples()
     assert (samples["scale"] > 0).all() and samples["scale"].unique().numel() > 5

@@ -13,10 +13,11 @@ from pyro.infer.mcmc import HMC
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
-from khot._validation import check_function, check_share, checked_count
-from khot.laws.kept import Kept
+from khot._validation import check_flag, check_function, check_share, checked_count
 
 from .chains import ADVICE, PLATE, Acceptance, InChains, values_of_chain
+from .log_joint import LogJoint
+from .paths import Path, PathLength
 from .sites import (
     SIZE_ADVICE,
     GivenKHot,
@@ -26,12 +27,10 @@ from .sites import (
     State,
     Values,
     base_law,
-    keep_laws,
     latent_sites,
     nesting_of,
 )
-from .summed_out import SummedOut
-from .swaps import Proposals, log_ratio
+from .swaps import Move, Point, Proposals, log_ratio
 
 MAX_TRIES = 100  # draws from the prior until one has a finite log joint density, as in Pyro's HMC
 TRIALS = 4  # swaps that test whether the rows of a plate are independent, as the plate promises
@@ -90,7 +89,12 @@ class KHotSwap(MCMCKernel):
             the model with its k-hot sites given. Not with ``jit_compile``, which would bake in the first k-hot values.
         uniform_share: Share u of uniform swaps among the proposals, in [0, 1]; with 1 no gradient is computed.
         swaps_per_step: How often a step visits the k-hot sites.
+        swaps_per_proposal: Number of swaps that are proposed, and accepted or rejected, together; by default 1 at first,
+            and adapted during warm-up. One swap where the size is not fixed, and over rows that do not factorise.
         chains: Number of chains in a batch; None for one chain, for a model that takes no further dimension.
+        jit_compile: Whether to record the tensor operations of the log joint density once, and to replay them without
+            the model. For small models this is several times faster. The model must perform the same operations at all
+            values of its sites: without ``if x[0] > 0``, NumPy, random numbers, or state of its own.
 
     Raises:
         TypeError: If an argument has the wrong type, or, in ``setup``, ``continuous`` makes no HMC or NUTS kernel, or a
@@ -123,7 +127,9 @@ class KHotSwap(MCMCKernel):
         *,
         uniform_share: float = 0.1,
         swaps_per_step: int = 1,
+        swaps_per_proposal: int | None = None,
         chains: int | None = None,
+        jit_compile: bool = False,
     ) -> None:
         check_function("model", model, "the arguments of MCMC.run")
         if continuous is not None:
@@ -136,21 +142,24 @@ class KHotSwap(MCMCKernel):
         self.model, self.continuous = model, continuous
         self.uniform_share = float(uniform_share)
         self.swaps_per_step = checked_count("swaps_per_step", swaps_per_step)
+        self.swaps_per_proposal = (
+            None if swaps_per_proposal is None else checked_count("swaps_per_proposal", swaps_per_proposal)
+        )
         self.chains = None if chains is None else checked_count("chains", chains)
+        check_flag("jit_compile", jit_compile)
+        self.jit_compile = jit_compile
         self.transforms: dict[str, Any] | None = None  # of samples: for the continuous sites, and to group by chain
         self._reset()
 
     def _reset(self) -> None:
         self._initial_params: Values | None = None
         self._inner: HMC | None = None
-        self._unconstrained: dict[str, Any] = {}  # the transforms of the continuous sites
-        self._summed_out: SummedOut | None = None
         self._state: State | None = None
         self._sites: list[KHotSite] = []
         self._last: Values = {}  # the values that the previous step returned
-        self._kept: dict[str, Kept] = {}  # values computed from the priors
         self._step = 0
         self._acceptance: dict[str, Acceptance] = {}
+        self._lengths: dict[str, PathLength] = {}
 
     @property
     def initial_params(self) -> Values | None:
@@ -170,20 +179,28 @@ class KHotSwap(MCMCKernel):
         params = {name: trace.nodes[name]["value"].detach() for name in latents.khot}
         self._sites = [KHotSite.of(trace, name) for name in latents.khot]
         self._acceptance = {name: Acceptance() for name in latents.khot}
-        self._unconstrained, self._summed_out, self._kept = {}, None, {name: Kept() for name in latents.khot}
+        self._log_joint = LogJoint(self._given.model, args, kwargs, self.uniform_share < 1)
         if latents.continuous:
             params |= self._setup_inner(params, {name: given[name] for name in latents.continuous if name in given})
         if latents.enumerated:
-            self._summed_out = SummedOut(self._given.model, nesting_of(trace))
+            self._log_joint.sum_out(nesting_of(trace))
             self._check_sizes(params)
         self._initial_params = params
-        self._sites = [self._in_blocks(site, params) for site in self._sites]
-        self.transforms = self._unconstrained
+        self._log_joint.sites = self._sites
+        self._sites = self._log_joint.sites = [self._in_blocks(site, params) for site in self._sites]
+        self._lengths = {site.name: self._first_length(site) for site in self._sites}
+        if self.jit_compile:
+            self._log_joint.record(params)
+        self.transforms = transforms = self._log_joint.transforms
         if self._in_chains is not None:
             self.transforms = {
-                name: self._in_chains.by_chain(name, self._unconstrained.get(name), value)
-                for name, value in params.items()
+                name: self._in_chains.by_chain(name, transforms.get(name), value) for name, value in params.items()
             }
+
+    def _first_length(self, site: KHotSite) -> PathLength:
+        """The number of swaps in a proposal before warm-up, which is the last one if it is given."""
+        most = site.most_swaps
+        return PathLength(most, min(self.swaps_per_proposal or 1, most))
 
     def _start(self, given: Values) -> tuple[Any, Latents, Values]:
         """A run of the model, its latent sites, and the given values in the shape of the plate of the chains."""
@@ -234,7 +251,7 @@ class KHotSwap(MCMCKernel):
 
     def _check_sizes(self, params: Values) -> None:
         """Checks that no size of a k-hot site depends on a site that is summed out."""
-        trace = self._trace(params)
+        trace = self._log_joint.trace(params)
         for site in self._sites:
             design = base_law(trace.nodes[site.name]["fn"])
             sizes = ((design.k, site.smallest), (design.largest_k, site.largest))
@@ -256,7 +273,7 @@ class KHotSwap(MCMCKernel):
         if given:
             inner.initial_params = given
         inner.setup(self._warmup_steps, *self._args, **self._kwargs)
-        self._inner, self._unconstrained = inner, inner.transforms
+        self._inner, self._log_joint.transforms = inner, inner.transforms
         return dict(inner.initial_params)
 
     def _in_blocks(self, site: KHotSite, params: Values) -> KHotSite:
@@ -279,7 +296,7 @@ class KHotSwap(MCMCKernel):
         half = torch.rand(len(value), device=value.device) < 0.5
         mixed = torch.where(half[:, None, None], swapped, value)
         here, there, found = (
-            self._evaluate({**params, site.name: site.unblocked(x)}).log_joint[site.name]
+            self._log_joint({**params, site.name: site.unblocked(x)}).log_joint[site.name]
             for x in (value, swapped, mixed)
         )
         tolerance = torch.finfo(here.dtype).eps ** 0.5
@@ -306,7 +323,8 @@ class KHotSwap(MCMCKernel):
         rates = {name: mean.value().tolist() for name, mean in self._acceptance.items()}
         if self.chains is None:
             rates = {name: rate[0] for name, rate in rates.items()}
-        return {**inner, "acceptance rate of swaps": rates}
+        lengths = {name: length.mean for name, length in self._lengths.items()}
+        return {**inner, "acceptance rate of swaps": rates, "swaps per proposal": lengths}
 
     def sample(self, params: Values) -> Values:
         if self._step == self._warmup_steps:
@@ -332,22 +350,28 @@ class KHotSwap(MCMCKernel):
         if not site.moves:
             return params
         here = self._at(params).point(site)
-        swap = here.proposals.draw(self.uniform_share)
-        value = swap.of(here.value)
+        move = self._proposed(site, here)
+        value = move.of(here.value)
         if not site.moves_everywhere:
             value = torch.where(possible[:, None, None], value, here.value)
-        proposed = self._evaluate({**params, site.name: site.unblocked(value)})
-        probability = log_ratio(swap, here, proposed.point(site), self.uniform_share).clamp(max=0).exp()
+        proposed = self._log_joint({**params, site.name: site.unblocked(value)})
+        probability = log_ratio(move, here, proposed.point(site), self.uniform_share).clamp(max=0).exp()
         if not site.moves_everywhere:
             probability = probability * possible
         accepted = torch.rand_like(probability) < probability
         self._acceptance[site.name].add(probability, possible, self.chains or 1)
+        if self.swaps_per_proposal is None and self._step <= self._warmup_steps:
+            self._lengths[site.name].adapt(float(probability.sum() / possible.sum()))
         if not accepted.any():
             return params
         if len(accepted) > 1:
             proposed = self._mixed(site, accepted, proposed)
         self._state = proposed
         return proposed.params
+
+    def _proposed(self, site: KHotSite, here: Point) -> Move:
+        length = self._lengths[site.name].draw()
+        return here.proposals.draw(self.uniform_share) if length == 1 else Path.draw(here, length, self.uniform_share)
 
     def _mixed(self, site: KHotSite, accepted: Tensor, proposed: "State") -> "State":
         """The state in which only some blocks have been swapped."""
@@ -357,7 +381,7 @@ class KHotSwap(MCMCKernel):
         if len(self._sites) == 1:
             return State.of({site.name: (site, mixed)}, params)
         if any(other.plate_names != {PLATE} for other in self._sites):
-            return self._evaluate(params)  # slopes of other sites may depend on several blocks
+            return self._log_joint(params)  # slopes of other sites may depend on several blocks
         points = {other.name: (other, proposed.point(other).mixed(accepted, old.point(other))) for other in self._sites}
         return State.of(points, params)
 
@@ -369,32 +393,5 @@ class KHotSwap(MCMCKernel):
         """The log joint density and its slopes at these values, computed again if anything has changed."""
         state = self._state
         if state is None or any(params[name] is not value for name, value in state.params.items()):
-            state = self._state = self._evaluate(params)
+            state = self._state = self._log_joint(params)
         return state
-
-    def _evaluate(self, params: Values) -> "State":
-        names = [site.name for site in self._sites]
-        leaves = {name: params[name].detach().requires_grad_(self.uniform_share < 1) for name in names}
-        with torch.enable_grad(), pyro.validation_enabled(False):
-            trace = self._trace({**params, **leaves})
-            keep_laws(trace, self._kept)
-            trace.compute_log_prob()
-            total: Any = trace.log_prob_sum() if self._summed_out is None else self._summed_out.total(trace)
-        slopes: tuple[Tensor | None, ...] = (None,) * len(names)
-        if self.uniform_share < 1 and total.requires_grad:
-            slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-        # A slope that is not finite is only a bad guess of a ratio, and no reason to stop: use 0 instead.
-        slope = {
-            name: torch.zeros_like(params[name]) if d is None else d.nan_to_num(0, 0, 0)
-            for name, d in zip(names, slopes, strict=True)
-        }
-        of_blocks = KHotSite.log_joint if self._summed_out is None else self._summed_out.of_blocks
-        log_joint = {site.name: of_blocks(site, trace).detach() for site in self._sites}
-        return State(params, slope, log_joint)
-
-    def _trace(self, params: Values) -> Any:
-        """A run of the model with these values, in which its other sites are enumerated."""
-        transforms = self._unconstrained
-        values = {name: transforms[name].inv(x) if name in transforms else x for name, x in params.items()}
-        given = poutine.condition(self._summed_out or self._given.model, data=values)
-        return poutine.trace(given).get_trace(*self._args, **self._kwargs)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import torch
 from pyro import poutine
 from pyro.distributions import MaskedDistribution
 from pyro.distributions.util import scale_and_mask
@@ -94,6 +95,14 @@ class KHotSite:
     @cached_property
     def moves_everywhere(self) -> bool:
         return bool(self.possible.all())
+
+    @cached_property
+    def most_swaps(self) -> int:
+        """How many swaps a proposal can have: one where blocks have several rows, or rows several sizes."""
+        low, high = self.sizes
+        if low.shape[1] != 1 or self.sizes.vary or not self.moves:
+            return 1
+        return int(torch.minimum(low, self.shape[-1] - low)[self.possible].min())
 
     @cached_property
     def _order(self) -> list[int]:

@@ -32,7 +32,7 @@ References:
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +49,10 @@ class Swap(NamedTuple):
     @property
     def reverse(self) -> "Swap":
         return Swap(self.row, self.entering, self.leaving, self.has_none)
+
+    def log_prob(self, start: "Point", uniform_share: float) -> Tensor:
+        """The log-probability with which the mixture proposes these swaps."""
+        return start.proposals.log_prob(self, uniform_share)
 
     def places(self, rows: int, width: int) -> Tensor:
         """The positions of the leaving and entering units in flattened blocks ``(rows, width)``, ``(blocks, 2)``."""
@@ -173,19 +177,21 @@ class Proposals(NamedTuple):
         if rows == 1:
             row, closed, half = torch.zeros_like(part), self.closed.squeeze(2), self.half.squeeze(1)
         else:
-            row = _pick(self.row[part, block])
+            row = self.row[part, block]
+            row = (row + gumbel(row)).argmax(-1)
             closed, half = self.closed[:, block, row], self.half[block, row]
         half = half[:, : closed.shape[-1]] * part.unsqueeze(1)
         weights = torch.stack((-half, half)).masked_fill_(closed, -torch.inf)
+        scores = weights + gumbel(weights[0])  # one number for each unit, which either leaves or enters
         if self.none is None:
-            leaving, entering = _pick(weights)
+            leaving, entering = scores.argmax(-1)
             return Swap(row, leaving, entering, has_none=False)
         none_leaves, none_enters = self._none_in(row)
         for_unit, for_none = torch.stack((self.for_unit, self.for_none))[:, part, block, row]
-        unit_leaves, none_leaves = weights[0] + for_unit.unsqueeze(1), none_leaves + for_none
-        leaving = _pick(torch.cat((unit_leaves, none_leaves.unsqueeze(1)), 1))
-        none_enters = none_enters.masked_fill(leaving == closed.shape[-1], -torch.inf)
-        return Swap(row, leaving, _pick(torch.cat((weights[1], none_enters.unsqueeze(1)), 1)))
+        none_leaves = none_leaves + for_none + gumbel(none_leaves)
+        leaving = torch.cat((scores[0] + for_unit.unsqueeze(1), none_leaves.unsqueeze(1)), 1).argmax(-1)
+        none_enters = none_enters.masked_fill(leaving == closed.shape[-1], -torch.inf) + gumbel(none_enters)
+        return Swap(row, leaving, torch.cat((scores[1], none_enters.unsqueeze(1)), 1).argmax(-1))
 
     def _none_in(self, row: Tensor) -> Tensor:
         """The weights of none in this row of each block, ``(2, blocks)``."""
@@ -203,7 +209,7 @@ class Proposals(NamedTuple):
             is_unit = torch.stack((swap.leaving, swap.entering)) < width - 1
             total = total - self._none_in(swap.row).masked_fill(is_unit, 0.0).sum(0)
         uniform, informed = total
-        return torch.logaddexp(_log(uniform_share) - uniform, into - out + (_log(1 - uniform_share) - informed))
+        return torch.logaddexp(log_share(uniform_share) - uniform, into - out + (log_share(1 - uniform_share) - informed))
 
 
 @dataclass(frozen=True)
@@ -228,22 +234,33 @@ class Point:
             torch.where(chosen, self.log_joint, other.log_joint),
             self.sizes,
         )
-        new.__dict__["proposals"] = self.proposals.mixed(chosen, other.proposals)  # the cache of the property
+        if "proposals" in self.__dict__ and "proposals" in other.__dict__:  # the caches of the property
+            new.__dict__["proposals"] = self.proposals.mixed(chosen, other.proposals)
         return new
 
 
-def log_ratio(swap: Swap, here: Point, there: Point, uniform_share: float) -> Tensor:
+class Move(Protocol):
+    """A proposal: how to draw it is the matter of its class."""
+
+    @property
+    def reverse(self) -> "Move": ...
+
+    def of(self, value: Tensor) -> Tensor: ...
+
+    def log_prob(self, start: Point, uniform_share: float) -> Tensor: ...
+
+
+def log_ratio(move: Move, here: Point, there: Point, uniform_share: float) -> Tensor:
     """The logarithm of the Metropolis-Hastings ratio p(x') q(x | x') / (p(x) q(x' | x)); -inf if undefined."""
-    back = there.proposals.log_prob(swap.reverse, uniform_share)
-    forth = here.proposals.log_prob(swap, uniform_share)
+    back, forth = move.reverse.log_prob(there, uniform_share), move.log_prob(here, uniform_share)
     ratio = there.log_joint.double() - here.log_joint.double() + back - forth
     return ratio.nan_to_num(-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
-def _log(share: float) -> float:
+def log_share(share: float) -> float:
     return math.log(share) if share > 0 else -math.inf
 
 
-def _pick(log_weight: Tensor) -> Tensor:
-    """An index along the last axis, drawn in proportion to the weights, as the largest after adding Gumbel noise."""
-    return (log_weight - torch.empty_like(log_weight).exponential_().log()).argmax(-1)
+def gumbel(like: Tensor) -> Tensor:
+    """Gumbel noise: the largest sum of a log-weight and such a number belongs to a draw in proportion to the weights."""
+    return torch.empty_like(like).exponential_().log_().neg_()

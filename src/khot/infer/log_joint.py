@@ -1,0 +1,126 @@
+"""The log joint density of a Pyro model, and its slopes, as functions of the values of the latent sites."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from khot.laws.kept import Kept
+
+from .recorded import record
+from .sites import KHotSite, State, Values, keep_laws
+from .summed_out import SummedOut
+
+CHECKS = 3  # evaluations after which a recording is trusted
+ADVICE = (
+    "`jit_compile` needs a model that performs the same tensor operations at all values of its latent sites, without "
+    "Python code that reads them, NumPy or random numbers; use jit_compile=False"
+)
+
+
+class LogJoint:
+    """What a Markov chain evaluates.
+
+    Args:
+        model: The model, in the plate of the chains if there is one.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        with_slopes: Whether the derivatives with respect to k-hot values are wanted; otherwise they are 0.
+
+    Attributes:
+        sites: The k-hot sites.
+        transforms: Transforms of the continuous sites to unconstrained values.
+    """
+
+    def __init__(
+        self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], with_slopes: bool
+    ) -> None:
+        self.model, self.args, self.kwargs, self.with_slopes = model, args, kwargs, with_slopes
+        self.sites: list[KHotSite] = []
+        self.transforms: dict[str, Any] = {}
+        self._summed_out: SummedOut | None = None
+        self._kept: dict[str, Kept] = {}  # values computed from the priors
+        self._recorded: Callable[..., Sequence[Tensor]] | None = None
+        self._names: list[str] = []  # the inputs of the recording
+        self._unchecked = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_recorded": None}  # a process that gets a pickled chain runs the model
+
+    def sum_out(self, nesting: int) -> None:
+        """Sums out the discrete sites that the model marks, to the left of this number of batch dimensions."""
+        self._summed_out = SummedOut(self.model, nesting)
+
+    def trace(self, params: Values) -> Any:
+        """A run of the model with these values, in which its other sites are enumerated."""
+        transforms = self.transforms
+        values = {name: transforms[name].inv(x) if name in transforms else x for name, x in params.items()}
+        given = poutine.condition(self._summed_out or self.model, data=values)
+        return poutine.trace(given).get_trace(*self.args, **self.kwargs)
+
+    def __call__(self, params: Values) -> State:
+        """The log joint density of the blocks of each k-hot site, and its slopes."""
+        found = self._terms(params) if self._recorded is None else self._replayed(params)
+        names, half = [site.name for site in self.sites], len(self.sites)
+        slopes, log_joints = (dict(zip(names, terms, strict=True)) for terms in (found[:half], found[half:]))
+        return State(params, slopes, log_joints)
+
+    def record(self, params: Values) -> None:
+        """Replaces the model by the operations that it performs.
+
+        Raises:
+            ValueError: If it cannot be recorded.
+        """
+        self._names = list(params)
+        try:
+            with pyro.validation_enabled(False):
+                self._recorded = record(self._terms_of, list(params.values()))
+        except Exception as error:  # whatever the tracer or the model raise where numbers are missing
+            raise ValueError(f"{ADVICE} ({type(error).__name__}: {error})") from error
+        self._unchecked = CHECKS
+
+    def _replayed(self, params: Values) -> Sequence[Tensor]:
+        assert self._recorded is not None
+        with torch.no_grad():
+            found = self._recorded(*(params[name] for name in self._names))
+        if self._unchecked:
+            self._unchecked -= 1
+            self._check(found, self._terms(params))
+        return found
+
+    def _check(self, found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+        """Compares log joint densities. Slopes may differ, along directions in which no k-hot vector lies."""
+        for x, y in zip(found[len(self.sites) :], expected[len(self.sites) :], strict=True):
+            tolerance = torch.finfo(x.dtype).eps ** 0.5
+            if not torch.allclose(x, y, rtol=tolerance, atol=tolerance, equal_nan=True):
+                raise ValueError(f"{ADVICE}: a recording of the model gave other values than the model")
+
+    def _terms_of(self, *values: Tensor) -> list[Tensor]:
+        return self._terms(dict(zip(self._names, values, strict=True)))
+
+    def _terms(self, params: Values) -> list[Tensor]:
+        """The slopes of all k-hot sites, and then the log joint densities of their blocks."""
+        leaves = {site.name: params[site.name].detach().requires_grad_(self.with_slopes) for site in self.sites}
+        with torch.enable_grad(), pyro.validation_enabled(False):
+            trace = self.trace({**params, **leaves})
+            keep_laws(trace, self._laws_of(leaves))
+            trace.compute_log_prob()
+            total: Any = trace.log_prob_sum() if self._summed_out is None else self._summed_out.total(trace)
+        slopes: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        if self.with_slopes and total.requires_grad:
+            slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        # A slope that is not finite is only a bad guess of a ratio, and no reason to stop: use 0 instead.
+        found = [
+            torch.zeros_like(params[name]) if d is None else d.nan_to_num(0, 0, 0)
+            for name, d in zip(leaves, slopes, strict=True)
+        ]
+        of_blocks = KHotSite.log_joint if self._summed_out is None else self._summed_out.of_blocks
+        return found + [of_blocks(site, trace).detach() for site in self.sites]
+
+    def _laws_of(self, leaves: Values) -> dict[str, Kept]:
+        for name in leaves:
+            self._kept.setdefault(name, Kept())
+        return self._kept
