@@ -212,5 +212,5 @@ class PlackettLuce(SpreadDesign):
 
 def _largest(k: Tensor) -> int:
     if not can_look(k) or k.is_meta:
-        raise NotImplementedError("PlackettLuce needs `k` as an int under vmap, in compiled code and without data")
+        raise NotImplementedError("PlackettLuce needs `k` as an int under vmap, in compiled code and on meta tensors")
     return int(everywhere(k).max()) if k.numel() else 0

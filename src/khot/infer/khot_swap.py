@@ -250,7 +250,7 @@ class KHotSwap(MCMCKernel):
         self._given.values = dict(params)
         inner = self.continuous(self._given)
         if not isinstance(inner, HMC):
-            raise TypeError(f"`continuous` must make an HMC or NUTS kernel, but made {inner!r}")
+            raise TypeError(f"`continuous` must return an HMC or NUTS kernel, but returned {inner!r}")
         if inner._jit_compile:
             raise NotImplementedError("`continuous` must not use jit_compile, which would bake in the k-hot values")
         if given:
@@ -265,7 +265,7 @@ class KHotSwap(MCMCKernel):
             return site
         site = site.in_plates({PLATE} if self._in_chains else set())
         if self._in_chains and not (site.plates and self._factorises(site, params)):
-            raise ValueError(f"{ADVICE}; the terms from {site.name!r} on mix the chains")
+            raise ValueError(f"{ADVICE}; the log joint density mixes the chains of {site.name!r}")
         return site
 
     def _factorises(self, site: KHotSite, params: Values) -> bool:
