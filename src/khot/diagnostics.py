@@ -50,7 +50,7 @@ class Report:
         design: Name of the design.
         estimator: Name of the estimator.
         num_samples: Number of draws in each call.
-        bias: Length of :math:`\bar g` minus the exact gradient.
+        bias: Length of the difference between :math:`\bar g` and the exact gradient.
         bias_error: Standard error of ``bias``: its root mean square if the estimator is unbiased.
         variance: :math:`E|g - E g|^2`, the sum of the variances of all entries.
         cosine: Mean cosine of the angle between g and the exact gradient, where neither is 0.
