@@ -77,8 +77,8 @@ def test_states_are_mixed_chain_by_chain_without_another_evaluation(monkeypatch)
     """A state that some chains have left is the one that an evaluation of the model finds."""
     kernel = KHotSwap(two_sites, chains=20)
     kernel.setup(0)
-    params, calls, evaluate = kernel.initial_params, [], kernel._evaluate
-    monkeypatch.setattr(kernel, "_evaluate", lambda values: calls.append(1) or evaluate(values))
+    params, calls, evaluate = kernel.initial_params, [], kernel._log_joint
+    monkeypatch.setattr(kernel, "_log_joint", lambda values: calls.append(1) or evaluate(values))
     params = kernel.sample(params)
     calls.clear()
     for _ in range(5):

@@ -390,17 +390,17 @@ def test_weights_are_made_once_for_each_state(monkeypatch, sites):
     kernel = KHotSwap(model)
     kernel.setup(0)
     params = kernel.sample(kernel.initial_params)
-    counts = dict.fromkeys(("of", "_evaluate"), 0)
+    counts = dict.fromkeys(("of", "_log_joint"), 0)
 
     def counted(name, call, *args):
         counts[name] += 1
         return call(*args)
 
     monkeypatch.setattr(Proposals, "of", partial(counted, "of", Proposals.of))
-    monkeypatch.setattr(kernel, "_evaluate", partial(counted, "_evaluate", kernel._evaluate))
+    monkeypatch.setattr(kernel, "_log_joint", partial(counted, "_log_joint", kernel._log_joint))
     for _ in range(20):
         params = kernel.sample(params)
-    assert counts["_evaluate"] == 20 * sites
+    assert counts["_log_joint"] == 20 * sites
     assert counts["of"] <= 20 * sites**2  # an accepted swap changes the slopes of all sites
 
 
@@ -423,7 +423,7 @@ def test_a_step_has_few_operations_beside_the_evaluation(k, most):
     kernel.setup(0)
     params = kernel.sample(kernel.initial_params)
     with Counter() as evaluation:
-        kernel._evaluate(params)
+        kernel._log_joint(params)
     with Counter() as step:
         kernel.sample(params)
     assert step.count - evaluation.count <= most
@@ -441,6 +441,6 @@ def test_log_probabilities_in_half_types_are_not_rounded(dtype, plate):
 
     kernel = KHotSwap(model)
     kernel.setup(0)
-    state = kernel._evaluate(kernel.initial_params)
+    state = kernel._log_joint(kernel.initial_params)
     expected = 0.5 * design.in_float32.log_prob(state.params["x"].float())
     torch.testing.assert_close(state.log_joint["x"], expected if plate else expected.sum()[None])

@@ -17,7 +17,6 @@ from tests.gof import check_subsets
 from tests.infer.test_khot_swap import check_selection, run, selection
 from tests.inputs import normal
 
-
 ROWS, SCORES = normal(6, 4), normal(5)
 
 

@@ -44,7 +44,7 @@ def log_joint_by_hand(x, k=2):
 def test_log_joint_density_by_hand(chains):
     kernel = KHotSwap(outliers, chains=chains)
     kernel.setup(0)
-    state = kernel._evaluate(kernel.initial_params)
+    state = kernel._log_joint(kernel.initial_params)
     x = state.params["x"].reshape(-1, 5).requires_grad_()
     expected = log_joint_by_hand(x)
     torch.testing.assert_close(state.log_joint["x"], expected.detach())
@@ -76,7 +76,7 @@ def test_rows_that_are_independent_are_blocks():
     kernel = KHotSwap(by_row)
     kernel.setup(0)
     assert kernel._sites[0].plate_names == {"rows"}
-    state = kernel._evaluate(kernel.initial_params)
+    state = kernel._log_joint(kernel.initial_params)
     x, terms = state.params["x"], []
     for kind in range(3):
         given = dist.Normal((x * normal(3, 5, seed=1)[kind]).sum(-1), 1.0).log_prob(SEEN[:3])

@@ -90,8 +90,8 @@ class KHotSwap(MCMCKernel):
             the model with its k-hot sites given. Not with ``jit_compile``, which would bake in the first k-hot values.
         uniform_share: Share u of uniform swaps among the proposals, in [0, 1]; with 1 no gradient is computed.
         swaps_per_step: How often a step visits the k-hot sites.
-        swaps_per_proposal: Number of swaps that are proposed, and accepted or rejected, together; by default 1 at first,
-            and adapted during warm-up. One swap where the size is not fixed, and over rows that do not factorise.
+        swaps_per_proposal: Number of swaps that are proposed together and accepted or rejected together; by default, it
+            is adapted during warm-up. It is 1 if the size is not fixed, and if rows do not factorise.
         chains: Number of chains in a batch; None for one chain, for a model that takes no further dimension.
         jit_compile: Whether to record the tensor operations of the log joint density once, and to replay them without
             the model. For small models this is several times faster. The model must perform the same operations at all

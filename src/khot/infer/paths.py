@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .swaps import Point, gumbel, log_share
+from .swaps import Point, gumbel, log_mixture
 
 ACCEPTANCE = 0.574
 SLOWDOWN = 0.6  # the t-th adaptation changes the logarithm of the length by at most t^-0.6
@@ -66,7 +66,7 @@ class Path(NamedTuple):
         informed = (chosen.sum(2) - left.sum(2)).sum(0)
         count = log_weight.isfinite().sum(2, keepdim=True) - torch.arange(units.shape[2], device=units.device)
         uniform = count.double().log().sum((0, 2)).neg()
-        return torch.logaddexp(log_share(uniform_share) + uniform, log_share(1 - uniform_share) + informed)
+        return log_mixture(uniform, informed, uniform_share)
 
 
 @dataclass

@@ -51,10 +51,10 @@ def _with_constants(program: GraphModule) -> GraphModule:
             known[node] = getattr(interpreter, node.op)(node.target, args, kwargs)
     for node in reversed(list(known)):
         if node.users:  # what is left of them, since those that are known have been erased
-            name = f"constant_{len(program._buffers)}"
-            program.register_buffer(name, known[node])
+            constant = f"constant_of_{node.name}"
+            program.register_buffer(constant, known[node])
             with graph.inserting_before(node):
-                node.replace_all_uses_with(graph.get_attr(name))
+                node.replace_all_uses_with(graph.get_attr(constant))
         graph.erase_node(node)
     program.recompile()
     return program

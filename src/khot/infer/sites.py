@@ -99,10 +99,10 @@ class KHotSite:
     @cached_property
     def most_swaps(self) -> int:
         """How many swaps a proposal can have: one where blocks have several rows, or rows several sizes."""
-        low, high = self.sizes
-        if low.shape[1] != 1 or self.sizes.vary or not self.moves:
+        size = self.sizes.low
+        if size.shape[1] != 1 or self.sizes.vary or not self.moves:
             return 1
-        return int(torch.minimum(low, self.shape[-1] - low)[self.possible].min())
+        return int(torch.minimum(size, self.shape[-1] - size)[self.possible].min())
 
     @cached_property
     def _order(self) -> list[int]:

@@ -209,7 +209,7 @@ class Proposals(NamedTuple):
             is_unit = torch.stack((swap.leaving, swap.entering)) < width - 1
             total = total - self._none_in(swap.row).masked_fill(is_unit, 0.0).sum(0)
         uniform, informed = total
-        return torch.logaddexp(log_share(uniform_share) - uniform, into - out + (log_share(1 - uniform_share) - informed))
+        return log_mixture(-uniform, into - out - informed, uniform_share)
 
 
 @dataclass(frozen=True)
@@ -257,10 +257,12 @@ def log_ratio(move: Move, here: Point, there: Point, uniform_share: float) -> Te
     return ratio.nan_to_num(-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
-def log_share(share: float) -> float:
-    return math.log(share) if share > 0 else -math.inf
+def log_mixture(uniform: Tensor, informed: Tensor, uniform_share: float) -> Tensor:
+    """The log-probability under the mixture, from those under its two parts."""
+    u, v = (math.log(share) if share > 0 else -math.inf for share in (uniform_share, 1 - uniform_share))
+    return torch.logaddexp(u + uniform, v + informed)
 
 
 def gumbel(like: Tensor) -> Tensor:
-    """Gumbel noise: the largest sum of a log-weight and such a number belongs to a draw in proportion to the weights."""
+    """Gumbel noise. The largest sum of it and logarithms of weights is at a draw in proportion to the weights."""
     return torch.empty_like(like).exponential_().log_().neg_()
