@@ -26,10 +26,10 @@ def selection(k):
 
 @pytest.mark.parametrize("k", [3, pytest.param((0, 4), marks=pytest.mark.slow)], ids=["three", "at most four"])
 def test_every_chain_has_the_posterior(k):
-    mcmc = MCMC(KHotSwap(partial(selection, k), chains=40), num_samples=20, warmup_steps=50, disable_progbar=True)
+    mcmc = MCMC(KHotSwap(partial(selection, k), chains=100), num_samples=30, warmup_steps=80, disable_progbar=True)
     mcmc.run()
     x = mcmc.get_samples(group_by_chain=True)["x"]
-    assert x.shape == (40, 20, 12)
+    assert x.shape == (100, 30, 12)
     check_selection(k, lambda f: f(x).mean(1))
 
 

@@ -85,16 +85,21 @@ def test_rows_that_are_independent_are_blocks():
     torch.testing.assert_close(state.log_joint["x"], torch.stack(terms).logsumexp(0))
 
 
-def test_a_class_that_rows_share_makes_them_one_block():
+@pytest.mark.parametrize("shares", ["the class", "a parent of the class", "nothing"])
+def test_a_class_that_rows_share_makes_them_one_block(shares):
+    """Even if it matters so little that no swap shows it."""
+
     def model():
-        kind = pyro.sample("kind", dist.Bernoulli(0.5), infer=SUM_OUT)
+        kind = pyro.sample("kind", dist.Bernoulli(torch.tensor(0.5)), infer=SUM_OUT)
         with pyro.plate("rows", 3):
+            of_row = pyro.sample("of_row", dist.Bernoulli(0.2 + 0.5 * kind), infer=SUM_OUT)
             x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros(5), k=2))
-            pyro.factor("gain", 5 * kind * x[..., 0])
+            matters = {"the class": kind, "a parent of the class": of_row, "nothing": torch.ones(())}[shares]
+            pyro.factor("gain", 1e-9 * matters * x[..., 0])
 
     kernel = KHotSwap(model)
     kernel.setup(0)
-    assert kernel._sites[0].plates == ()
+    assert kernel._sites[0].plate_names == ({"rows"} if shares == "nothing" else set())
 
 
 def test_beside_a_continuous_kernel():

@@ -279,6 +279,7 @@ class KHotSwap(MCMCKernel):
 
     def _in_blocks(self, site: KHotSite, params: Values) -> KHotSite:
         """The site, split into as many independent blocks as possible, at least one for each chain."""
+        site = self._log_joint.separable(site, params)
         if self._factorises(site, params):
             return site
         site = site.in_plates({PLATE} if self._in_chains else set())

@@ -54,6 +54,16 @@ class LogJoint:
         """Sums out the discrete sites that the model marks, to the left of this number of batch dimensions."""
         self._summed_out = SummedOut(self.model, nesting)
 
+    def separable(self, site: KHotSite, params: Values) -> KHotSite:
+        """The site in those of its plates whose rows do not depend on each other by a site that is summed out."""
+        if self._summed_out is None:
+            return site
+        with torch.no_grad(), pyro.validation_enabled(False):
+            trace = self.trace(params)
+            trace.compute_log_prob()
+            self._summed_out.total(trace)
+        return site.in_plates(site.plate_names & self._summed_out.plates_around(site, trace))
+
     def trace(self, params: Values) -> Any:
         """A run of the model with these values, in which its other sites are enumerated."""
         transforms = self.transforms

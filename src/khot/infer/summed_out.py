@@ -44,21 +44,37 @@ class SummedOut:
         return _contracted(trace, terms_from(trace), frozenset())
 
     @staticmethod
-    def of_blocks(site: KHotSite, trace: Any) -> Tensor:
-        """The sum, for each block of a site, of the terms that can depend on it; needs :meth:`total` first.
+    def plates_around(site: KHotSite, trace: Any) -> set[str]:
+        """The plates that contain all terms that depend on a site; needs :meth:`total` first.
 
-        These are the terms of the site and of later ones, and earlier ones that share an enumerated site with them.
+        An enumerated site outside a plate, such as a class that all rows have in common, makes its rows dependent.
         """
-        later = terms_from(trace, site.name)
-        names = {term["name"] for term in later}
-        enumerated = _enumerated(trace)
-        earlier = [
-            term
-            for term in terms_from(trace)
-            if term["name"] not in names and enumerated.intersection(term["packed"]["log_prob"]._pyro_dims)
-        ]
+        plates = [{frame.name for frame in term["cond_indep_stack"]} for term in _terms_of(site, trace)]
+        return set.intersection(*plates)
+
+    @staticmethod
+    def of_blocks(site: KHotSite, trace: Any) -> Tensor:
+        """The sum, for each block of a site, of the terms that can depend on it; needs :meth:`total` first."""
         target = frozenset(trace.plate_to_symbol[name] for name in site.plate_names)
-        return _contracted(trace, earlier + later, target).reshape(-1)
+        return _contracted(trace, _terms_of(site, trace), target).reshape(-1)
+
+
+def _terms_of(site: KHotSite, trace: Any) -> list[Any]:
+    """The terms of a site and of later ones, and earlier ones that share enumerated sites with them or each other."""
+    found = terms_from(trace, site.name)
+    names = {term["name"] for term in found}
+    earlier = [term for term in terms_from(trace) if term["name"] not in names]
+    number = 0
+    while number < len(found):
+        number = len(found)
+        shared = set().union(*(_enumerated_in(term, trace) for term in found))
+        found += [term for term in earlier if shared & _enumerated_in(term, trace)]
+        earlier = [term for term in earlier if not shared & _enumerated_in(term, trace)]
+    return found
+
+
+def _enumerated_in(term: Any, trace: Any) -> set[str]:
+    return _enumerated(trace).intersection(term["packed"]["log_prob"]._pyro_dims)
 
 
 def _enumerated(trace: Any) -> set[str]:

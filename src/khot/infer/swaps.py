@@ -177,21 +177,19 @@ class Proposals(NamedTuple):
         if rows == 1:
             row, closed, half = torch.zeros_like(part), self.closed.squeeze(2), self.half.squeeze(1)
         else:
-            row = self.row[part, block]
-            row = (row + gumbel(row)).argmax(-1)
+            row = _pick(self.row[part, block])
             closed, half = self.closed[:, block, row], self.half[block, row]
         half = half[:, : closed.shape[-1]] * part.unsqueeze(1)
         weights = torch.stack((-half, half)).masked_fill_(closed, -torch.inf)
-        scores = weights + gumbel(weights[0])  # one number for each unit, which either leaves or enters
         if self.none is None:
-            leaving, entering = scores.argmax(-1)
+            leaving, entering = (weights + gumbel(weights[0])).argmax(-1)  # a unit either leaves or enters
             return Swap(row, leaving, entering, has_none=False)
         none_leaves, none_enters = self._none_in(row)
         for_unit, for_none = torch.stack((self.for_unit, self.for_none))[:, part, block, row]
-        none_leaves = none_leaves + for_none + gumbel(none_leaves)
-        leaving = torch.cat((scores[0] + for_unit.unsqueeze(1), none_leaves.unsqueeze(1)), 1).argmax(-1)
-        none_enters = none_enters.masked_fill(leaving == closed.shape[-1], -torch.inf) + gumbel(none_enters)
-        return Swap(row, leaving, torch.cat((scores[1], none_enters.unsqueeze(1)), 1).argmax(-1))
+        unit_leaves, none_leaves = weights[0] + for_unit.unsqueeze(1), none_leaves + for_none
+        leaving = _pick(torch.cat((unit_leaves, none_leaves.unsqueeze(1)), 1))
+        none_enters = none_enters.masked_fill(leaving == closed.shape[-1], -torch.inf)
+        return Swap(row, leaving, _pick(torch.cat((weights[1], none_enters.unsqueeze(1)), 1)))
 
     def _none_in(self, row: Tensor) -> Tensor:
         """The weights of none in this row of each block, ``(2, blocks)``."""
@@ -266,3 +264,8 @@ def log_mixture(uniform: Tensor, informed: Tensor, uniform_share: float) -> Tens
 def gumbel(like: Tensor) -> Tensor:
     """Gumbel noise. The largest sum of it and logarithms of weights is at a draw in proportion to the weights."""
     return torch.empty_like(like).exponential_().log_().neg_()
+
+
+def _pick(log_weight: Tensor) -> Tensor:
+    """An index along the last axis, drawn in proportion to the weights."""
+    return (log_weight + gumbel(log_weight)).argmax(-1)
