@@ -35,7 +35,7 @@ from khot import ConditionalPoisson, KHotSwap
 UNITS, K, ROWS = 300, 10, 100
 RECORDED, SINGLE = "KHotSwap, jit_compile", "KHotSwap, one swap per proposal"
 WARM_UP = 1000  # steps, in which the number of swaps per proposal is adapted
-KEPT = 2000  # draws of a chain that an effective sample size is estimated from
+KEPT, PART = 200_000, 2000  # draws that are used of all chains together, and of one part of a chain
 
 
 class Data(NamedTuple):
@@ -83,13 +83,16 @@ def states_of(step: Callable[[], Tensor], seconds: float) -> tuple[Tensor, float
 
 
 def measured(states: Tensor, seconds: float) -> dict[str, object]:
-    thinned = states[:: -(-len(states) // KEPT)].double()
-    mean = states.double().mean((0, 1))
+    number = states.shape[0] * states.shape[1]
+    mean = states.sum((0, 1)) / number
     uncertain = (mean > 0.05) & (mean < 0.95)
-    size = effective_sample_size(thinned[..., uncertain], chain_dim=1, sample_dim=0).nan_to_num(0)
+    thinned = states[:: -(-number // KEPT)][..., uncertain].double()
+    # As chains of their own: the memory of Pyro's estimate is quadratic in the length.
+    parts = torch.cat([part for part in thinned.split(PART) if len(part) == min(PART, len(thinned))], 1)
+    size = effective_sample_size(parts, chain_dim=1, sample_dim=0).nan_to_num(0)
     return {
         "chain_steps_per_second": states.shape[0] * states.shape[1] / seconds,
-        "ess_per_second_inclusions": float(size.median()) / seconds,
+        "ess_per_second_inclusions": float(size.median()) / seconds * thinned[..., 0].numel() / parts[..., 0].numel(),
         "uncertain_inclusions": int(uncertain.sum()),
     }
 

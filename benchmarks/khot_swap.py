@@ -1,20 +1,28 @@
-"""Chains on a planted regression: swaps that gradients propose (KHotSwap) against uniform ones, for the same time.
+"""Chains on a planted regression: KHotSwap, uniform swaps and a Gibbs sampler in NumPy, for the same time.
 
-Run `python benchmarks/khot_swap.py --seconds 60`, in total four times as long: either kernel, from the truth and from a
-random vector. The model: y ~ N(X x, sigma² I) with N = 2000 rows, n = 10,000 covariates in groups of ten with
-correlation 0.8 within a group, each of variance 1, k = 50 of coefficient 1 in different groups, and noise sigma = 9, so
-that the signal has 38 % of the variance, and exchanging a covariate for one of its group costs (1 - 0.8) N / sigma² = 5
-nats on average: some inclusions are certain, others are not. The prior is uniform on all k-hot vectors.
+Run `python benchmarks/khot_swap.py --threads 1 --seconds 60`, in total six times as long: each sampler starts at the
+truth and at a random vector. KHotSwap proposes swaps by gradients, as many together as its first 500 steps find best.
+The Gibbs sampler is made for this model: it takes one unit out and draws the one that enters from its full conditional
+law, for which one product with the covariates is enough.
+
+The model: y ~ N(X x, sigma² I) with N = 2000 rows, n = 10,000 covariates in groups of ten with correlation 0.8 within a
+group, each of variance 1, k = 50 of coefficient 1 in different groups, and noise sigma = 9, so that the signal has 38 %
+of the variance, and exchanging a covariate for one of its group costs (1 - 0.8) N / sigma² = 5 nats on average: some
+inclusions are certain, others are not. The prior is uniform on all k-hot vectors.
 
 Columns: steps per second; seconds to within 1 % of the truth's log joint density; of the second half of the steps, the
 effective sample size per second of the log joint density, and the median of those of the uncertain inclusions: units
-that the chain of KHotSwap from the same start has with a probability in (0.05, 0.95). A chain is worth no more draws
-than it made moves, which estimates of a chain that hardly moves do not know; an inclusion that never changes counts as
-0. A cell is empty where a chain was not near the truth by half of its time.
+that the chain has with a probability in (0.05, 0.95). A chain is worth no more draws than it made moves, which
+estimates of a chain that hardly moves do not know; an inclusion that never changes counts as 0. A cell is empty where a
+chain was not near the truth by half of its time, or no inclusion was uncertain.
 """
 
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pyro
 import torch
 from pyro.distributions import Normal
@@ -25,6 +33,7 @@ from torch import Tensor
 from khot import ConditionalPoisson, KHotSwap
 
 N, UNITS, K, GROUP, CORRELATION, NOISE = 2000, 10_000, 50, 10, 0.8, 9.0
+WARM_UP = 500
 
 
 def planted(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,17 +52,52 @@ def model(covariates: Tensor, y: Tensor) -> None:
     pyro.sample("y", Normal(covariates @ x, NOISE).to_event(1), obs=y)
 
 
-def chain(share: float, start: Tensor, data: tuple[Tensor, Tensor], seconds: float) -> tuple[Tensor, Tensor]:
-    """The positions of the ones after each step, and the seconds that had passed."""
-    kernel = KHotSwap(model, uniform_share=share)
+def khot_swap(start: Tensor, data: tuple[Tensor, Tensor], **options: Any) -> Callable[[], Tensor]:
+    kernel = KHotSwap(model, **options)
     kernel.initial_params = {"x": start}
-    kernel.setup(0, *data)
-    params, positions, times = kernel.initial_params, [], []
+    kernel.setup(WARM_UP, *data)
+    params = dict(kernel.initial_params)
+
+    def step() -> Tensor:
+        params.update(kernel.sample(params))
+        return params["x"].nonzero()[:, 0]
+
+    return step
+
+
+def numpy_gibbs(start: Tensor, data: tuple[Tensor, Tensor]) -> Callable[[], Tensor]:
+    covariates, y = (x.numpy() for x in data)
+    generator, halves = np.random.default_rng(0), (covariates**2).sum(0) / 2
+    units, inside = start.nonzero()[:, 0].numpy().copy(), start.numpy() == 1
+    residual = y - covariates[:, units].sum(1)
+
+    def step() -> Tensor:
+        nonlocal residual
+        at = generator.integers(K)
+        residual, inside[units[at]] = residual + covariates[:, units[at]], False
+        score = np.where(inside, -np.inf, (residual @ covariates - halves) / NOISE**2)
+        weight = np.exp(score - score.max(), dtype=np.float64).cumsum()
+        units[at] = weight.searchsorted(generator.random() * weight[-1], side="right")
+        residual, inside[units[at]] = residual - covariates[:, units[at]], True
+        return torch.from_numpy(np.sort(units))
+
+    return step
+
+
+SAMPLERS: dict[str, Callable[..., Callable[[], Tensor]]] = {
+    "KHotSwap": khot_swap,
+    "uniform swaps": partial(khot_swap, uniform_share=1.0),
+    "NumPy Gibbs": numpy_gibbs,
+}
+
+
+def chain(step: Callable[[], Tensor], seconds: float) -> tuple[Tensor, Tensor]:
+    """The positions of the ones after each step, and the seconds that had passed."""
+    positions, times = [], []
     begin = time.perf_counter()
     while not times or times[-1] < seconds:
-        params = kernel.sample(params)
+        positions.append(step())
         times.append(time.perf_counter() - begin)
-        positions.append(params["x"].nonzero()[:, 0])
     return torch.stack(positions), torch.tensor(times, dtype=torch.float64)
 
 
@@ -85,14 +129,16 @@ def measure(positions: Tensor, times: Tensor, values: Tensor, goal: float, units
     half = len(times) // 2
     seconds = float(times[-1] - times[half])
     near = bool((values[:half] >= goal).any())
-    reached = times[values >= goal]
+    reached, shown = times[values >= goal], near and len(units) > 0
     return {
         "steps_per_second": len(times) / float(times[-1]),
         "moves_per_second": int((positions[1:] != positions[:-1]).any(-1).sum()) / float(times[-1]),
         "seconds_to_truth": float(reached[0]) if len(reached) else None,
         "last_log_joint": float(values[-1]),
         "ess_per_second_log_joint": median_size(values[half:, None]) / seconds if near else None,
-        "ess_per_second_inclusions": median_size(inclusion(positions, units)) / seconds if near else None,
+        "ess_per_second_inclusions": median_size(inclusion(positions, units)) / seconds
+        if near and len(units)
+        else None,
         "uncertain_inclusions": len(units),
     }
 
@@ -106,14 +152,13 @@ def main() -> None:
     goal = float(best - 0.01 * best.abs())
     print(f"log joint density of the truth {float(best):.0f}, goal {goal:.0f}")
     chains = {
-        (kernel, start): chain(share, value, tuple(data), options.seconds)
-        for kernel, share in (("KHotSwap", 0.1), ("uniform swaps", 1.0))
+        (name, start): chain(sampler(value, tuple(data)), options.seconds)
+        for name, sampler in SAMPLERS.items()
         for start, value in starts.items()
     }
     rows: list[dict[str, object]] = []
     for (kernel, start), (positions, times) in chains.items():
-        units = uncertain_units(chains["KHotSwap", start][0])
-        result = measure(positions, times, log_joint(positions, *data), goal, units)
+        result = measure(positions, times, log_joint(positions, *data), goal, uncertain_units(positions))
         rows.append({"kernel": kernel, "start": start, **result})
         print({name: f"{x:.4g}" if isinstance(x, float) else x for name, x in rows[-1].items()}, flush=True)
     write_csv(options.csv, rows)

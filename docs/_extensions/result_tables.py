@@ -53,11 +53,21 @@ def chains(rows: list[Row]) -> Iterable[list[str]]:
         yield [f"{row['kernel']}, {row['start']}", *shown]
 
 
+def samplers(rows: list[Row]) -> Iterable[list[str]]:
+    """A line for each sampler, a column for each noise."""
+    noises = list(dict.fromkeys(row["noise"] for row in rows))
+    yield ["effective samples per second", *(f"noise {float(noise):g}" for noise in noises)]
+    for kernel, chains in dict.fromkeys((row["kernel"], row["chains"]) for row in rows):
+        found = [row["ess_per_second_inclusions"] for row in rows if (row["kernel"], row["chains"]) == (kernel, chains)]
+        yield [f"{kernel}, {chains} chain{'s' * (chains != '1')}", *(f"{float(size):.3g}" for size in found)]
+
+
 TABLES: dict[str, tuple[str, Callable[[list[Row]], Iterable[list[str]]]]] = {  # the file of results, to page and table
     "peers": ("coming_from.md", peers),
     "peer_times": ("coming_from.md", times_of_peers),
     "estimator_steps": ("guide/costs.md", steps),
     "khot_swap": ("guide/mcmc.md", chains),
+    "khot_chains": ("guide/mcmc.md", samplers),
 }
 OF_EXPERIMENTS = {  # the results of an experiment, to the page that shows their table
     "variable_selection_methods_diabetes": "guide/variable_selection.md",

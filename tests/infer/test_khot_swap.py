@@ -101,7 +101,9 @@ def test_variable_selection_against_enumeration(k):
 
 @pytest.mark.slow
 def test_one_long_chain_against_enumeration():
-    x = run(partial(selection, 3, 1), num_samples=1200, warmup_steps=100).get_samples()["x"]
+    """In parts of 300 steps, much longer than their correlation."""
+    options = {"num_samples": 1200, "warmup_steps": 100, "swaps_per_step": 10, "jit_compile": True}
+    x = run(partial(selection, 3, 1), **options).get_samples()["x"]
     check_selection(3, lambda f: f(x.view(40, 30, 12)).mean(1))
 
 
