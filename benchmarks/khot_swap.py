@@ -136,9 +136,7 @@ def measure(positions: Tensor, times: Tensor, values: Tensor, goal: float, units
         "seconds_to_truth": float(reached[0]) if len(reached) else None,
         "last_log_joint": float(values[-1]),
         "ess_per_second_log_joint": median_size(values[half:, None]) / seconds if near else None,
-        "ess_per_second_inclusions": median_size(inclusion(positions, units)) / seconds
-        if near and len(units)
-        else None,
+        "ess_per_second_inclusions": median_size(inclusion(positions, units)) / seconds if shown else None,
         "uncertain_inclusions": len(units),
     }
 

@@ -58,8 +58,9 @@ def samplers(rows: list[Row]) -> Iterable[list[str]]:
     noises = list(dict.fromkeys(row["noise"] for row in rows))
     yield ["effective samples per second", *(f"noise {float(noise):g}" for noise in noises)]
     for kernel, chains in dict.fromkeys((row["kernel"], row["chains"]) for row in rows):
-        found = [row["ess_per_second_inclusions"] for row in rows if (row["kernel"], row["chains"]) == (kernel, chains)]
-        yield [f"{kernel}, {chains} chain{'s' * (chains != '1')}", *(f"{float(size):.3g}" for size in found)]
+        of_sampler = [row for row in rows if (row["kernel"], row["chains"]) == (kernel, chains)]
+        sizes = (f"{float(row['ess_per_second_inclusions']):,.0f}" for row in of_sampler)
+        yield [f"{kernel}, {chains} chain{'s' * (chains != '1')}", *sizes]
 
 
 TABLES: dict[str, tuple[str, Callable[[list[Row]], Iterable[list[str]]]]] = {  # the file of results, to page and table
