@@ -46,7 +46,7 @@ from khot.kernels.order_sampling.derivatives import fused_inclusion, fused_log_p
 from khot.kernels.order_sampling.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
 from khot.kernels.threshold import solve_threshold
 
-from . import order_at_once
+from . import order_at_once, order_inclusion_at_once
 from .conditional_poisson import count_law
 from .inverse import solve_logits
 from .inverse_newton import Family, register_family
@@ -122,6 +122,10 @@ def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor, depth:
     return _log_prob_in_torch(theta, k, value, noise.name)
 
 
+def _as_number(k: int | Tensor) -> int | Tensor:
+    return int(k) if isinstance(k, Tensor) and k.ndim == 0 and can_look(k) else k
+
+
 def _as_tensor(k: int | Tensor, theta: Tensor) -> Tensor:
     return k if isinstance(k, Tensor) else torch.full((), k, device=theta.device)
 
@@ -147,7 +151,7 @@ def _runs_now(theta: Tensor, *tensors: Tensor) -> bool:
 
 def _log_prob_in_torch(theta: Tensor, k: int | Tensor, value: Tensor, noise: str) -> Tensor:
     if not has_derivative(value, torch.is_grad_enabled()):
-        found = order_at_once.log_prob(NOISES[noise], theta, k, value)
+        found = order_at_once.log_prob(NOISES[noise], theta, _as_number(k), value)
         if found is not None:
             return found
     rows, law_of = _rows(theta, k), NOISES[noise]
@@ -332,7 +336,7 @@ def _inclusion_probabilities(theta: Tensor, k: Tensor, noise: str, depth: float)
 
 
 def _inclusion_in_torch(theta: Tensor, k: int | Tensor, noise: str) -> Tensor:
-    at_once = order_at_once.inclusion(NOISES[noise], theta, k)
+    at_once = order_inclusion_at_once.inclusion(NOISES[noise], theta, _as_number(k))
     if at_once is not None:
         return at_once
     rows = _rows(theta, k)
