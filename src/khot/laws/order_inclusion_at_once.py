@@ -17,9 +17,9 @@ times. At any time p, this includes unit i with a probability proportional to :m
 .. math:: \pi_i \propto \sum_j C_{ji} m_j + C_{ii} m_i, \qquad J_{ij} \propto -C_{ij} m_{ij} \quad (i \ne j).
 """
 
-import functools
 import math
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -36,7 +36,7 @@ MOST = {LOGISTIC: (2**21, 2**26), LOG_EXPONENTIAL: (2**13, 2**21)}  # on a CPU a
 ELEMENTS = 5 * 10**6, 2**26  # complex numbers held at a time in each of a few tensors, on a CPU and elsewhere
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def _circle(n: int, k: int, ends: tuple[float, float], device: torch.device) -> list[Tensor]:
     """1 - z at one half of the circle, and z^(1 - k), divided by the number of points, twice if it has a conjugate.
 
@@ -63,23 +63,24 @@ def inclusion(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor | None:
         return None
     rows = centred(theta)
     found = times(noise, rows.detach(), cast(int, k))
-    return None if found is None else cast(Tensor, _Inclusion.apply(rows, found, k, LAWS[noise])).view(theta.shape)
+    if found is None:
+        return None
+    return cast(Tensor, _Inclusion.apply(rows, partial(LAWS[noise], when=found, k=k))).view(theta.shape)
 
 
 class _Inclusion(Function):
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, when: Times, k: int, law: Callable[..., Tensor]) -> Tensor:
+    def forward(ctx: Any, theta: Tensor, law: Callable[..., Tensor]) -> Tensor:
         ctx.save_for_backward(theta)
-        ctx.arguments = when, k
         ctx.law = law
-        return law(theta, when, k, None)
+        return law(theta)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.law(*ctx.saved_tensors, *ctx.arguments, grad), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.law(*ctx.saved_tensors, grad), None
 
 
-def _logistic(theta: Tensor, when: Times, k: int, grad: Tensor | None) -> Tensor:
+def _logistic(theta: Tensor, grad: Tensor | None = None, *, when: Times, k: int) -> Tensor:
     """The probabilities or, with ``grad``, a product with their Jacobian, which is differentiable."""
     z, n = when.node[..., None] + theta, theta.shape[-1]
     came, missing = z.sigmoid(), z.neg().sigmoid()
@@ -98,7 +99,7 @@ def _logistic(theta: Tensor, when: Times, k: int, grad: Tensor | None) -> Tensor
     return (links.sum(-1) * grad - (links @ grad[..., None]).squeeze(-1)) / total * k
 
 
-def _log_exponential(theta: Tensor, when: Times, k: int, grad: Tensor | None) -> Tensor:
+def _log_exponential(theta: Tensor, grad: Tensor | None = None, *, when: Times, k: int) -> Tensor:
     """As :func:`_logistic`, by some nodes at a time."""
     n, nodes = theta.shape[-1], len(when.node)
     turn, turns = _circle(n, k, expected_counts(n, k), theta.device)
