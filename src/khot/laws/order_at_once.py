@@ -8,12 +8,10 @@ With M the units of the k largest positions, and for logistic noise,
 For the logarithms of exponential variables of rates w, with W the rate of all units outside S,
 :math:`P(S) = \int e^{s - e^s} \prod_{i \in S} (1 - e^{-e^s w_i / W}) \, ds`, over the same times for all rows. The
 other integrals extend over the times at which the expected number of arrivals makes k of them possible, by Chernoff's
-bounds; these are found by one look at a grid. The rule is the trapezoidal one, with nodes that are constants to
-autograd.
+bounds, which one look at a grid finds. The rule is the trapezoidal one; its nodes are constants to autograd.
 
-Rows are ordinary if they have one size between 1 and n - 1, and positions that are finite and not too far apart. For
-other rows, inside transforms and in forward mode, functions return None, and :mod:`.order_sampling` computes the
-integrals in more steps.
+Rows are ordinary if they have one size between 1 and n - 1, and positions that are finite and not too far apart.
+Otherwise, inside transforms and in forward mode, functions return None, and :mod:`.order_sampling` needs more steps.
 """
 
 import functools
@@ -28,6 +26,7 @@ from torch import Tensor
 from khot._contents import can_look
 from khot._torch_internals import eager_dispatcher, in_forward_mode, is_transformed
 from khot._tracing import broadcast_shapes
+from khot.kernels.operators.autograd import has_derivative
 from khot.kernels.order_sampling.noises import LOG_EXPONENTIAL, LOGISTIC, Noise
 
 DEPTH = 36.0  # an integral ends, and a count is ignored, where its share is e^-36
@@ -103,9 +102,8 @@ def times(noise: Noise, theta: Tensor, k: int) -> Times | None:
 
 def is_ordinary(theta: Tensor, k: int | Tensor, *others: Tensor) -> bool:
     """Whether these can be rows of one size, whose positions may be looked at."""
-    if is_transformed() or in_forward_mode() or not can_look(theta, *others) or not isinstance(k, int):
-        return False
-    return 0 < k < theta.shape[-1] and 0 < theta.numel() <= MOST_POSITIONS
+    may_look = not (is_transformed() or in_forward_mode()) and can_look(theta, *others)
+    return may_look and isinstance(k, int) and 0 < k < theta.shape[-1] and 0 < theta.numel() <= MOST_POSITIONS
 
 
 def centred(theta: Tensor) -> Tensor:
@@ -115,9 +113,9 @@ def centred(theta: Tensor) -> Tensor:
 
 
 def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Tensor | None:
-    """Log-probability of k-hot values ``(*sample, *batch, n)``, which are constants."""
-    shape = broadcast_shapes(theta.shape, value.shape)
-    if noise not in LOG_PROBS or not is_ordinary(theta, k, value) or not shape.numel():
+    """Log-probability of k-hot values ``(*sample, *batch, n)``; None also if these have derivatives."""
+    shape, constant = broadcast_shapes(theta.shape, value.shape), not has_derivative(value, torch.is_grad_enabled())
+    if noise not in LOG_PROBS or not (constant and shape.numel() and is_ordinary(theta, k, value)):
         return None
     if shape[len(shape) - theta.ndim :] != theta.shape:
         theta = theta.expand(shape)

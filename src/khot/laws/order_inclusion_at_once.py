@@ -38,10 +38,7 @@ ELEMENTS = 5 * 10**6, 2**26  # complex numbers held at a time in each of a few t
 
 @lru_cache(maxsize=64)
 def _circle(n: int, k: int, ends: tuple[float, float], device: torch.device) -> list[Tensor]:
-    """1 - z at one half of the circle, and z^(1 - k), divided by the number of points, twice if it has a conjugate.
-
-    The points are enough for times at which the expected number of arrivals is between, or a bit beyond, the ends.
-    """
+    """1 - z on half of the circle, for expected numbers between the ends; and the weights, which contain z^(1 - k)."""
     least, most = ends[0] * math.exp(-1 / FINE), ends[1] * math.exp(1 / FINE)
     radius = DEPTH / 3 + math.sqrt(DEPTH**2 / 9 + 2 * DEPTH * min(n / 4, most))  # by Bernstein
     points = min(n + 1, math.ceil(max(most - k, k - least) + radius)) | 1  # odd: where z = -1, a factor may vanish

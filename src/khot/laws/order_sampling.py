@@ -150,10 +150,9 @@ def _runs_now(theta: Tensor, *tensors: Tensor) -> bool:
 
 
 def _log_prob_in_torch(theta: Tensor, k: int | Tensor, value: Tensor, noise: str) -> Tensor:
-    if not has_derivative(value, torch.is_grad_enabled()):
-        found = order_at_once.log_prob(NOISES[noise], theta, _as_number(k), value)
-        if found is not None:
-            return found
+    at_once = order_at_once.log_prob(NOISES[noise], theta, _as_number(k), value)
+    if at_once is not None:
+        return at_once
     rows, law_of = _rows(theta, k), NOISES[noise]
     contradicts = (~rows.open & ((value != 0) != rows.certain)).any(-1)
     void = contradicts | ~(rows.open & (value != 0)).any(-1)
