@@ -69,7 +69,7 @@ def _grid(n: int, k: int, spread: int, device: torch.device) -> list[Tensor]:
     return constants(device, time[:, None, None], time[:1] - 1 / FINE, -np.array([least, k, most])[:, None, None])
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=512)
 def _fractions(count: int, device: torch.device) -> Tensor:
     return constants(device, np.linspace(0, 1, count)[:, None])[0]
 
