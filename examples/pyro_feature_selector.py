@@ -21,7 +21,7 @@ pyro.set_rng_seed(0)
 torch.set_num_threads(1)  # threads would cost more than they save on tensors this small
 
 # %%
-# The data are 1797 scans of 8 x 8 pixels, of which a third is kept for the test. They are centred, so that a masked
+# The data are 1797 scans of 8 x 8 pixels, of which a third is held out for the test. They are centred, so that a masked
 # pixel looks average. **Your data goes here:** replace `images`, a float tensor (rows, features), and `labels`, a
 # tensor of class numbers.
 images, labels = map(torch.tensor, load_digits(return_X_y=True))
@@ -66,7 +66,7 @@ for step in range(1, 1001):
 posterior = ConditionalPoisson(logits=pyro.param("logits").detach(), k=K)
 right = classifier(images[test] * posterior.mode).argmax(-1) == labels[test]
 accuracy = right.float().mean().item()
-print(f"{accuracy:.1%} of the test images read by {K} of {PIXELS} pixels")
+print(f"{accuracy:.1%} of the test images are recognised from {K} of {PIXELS} pixels")
 
 figure, (left, middle, end) = plt.subplots(1, 3, figsize=(10, 3), layout="constrained")
 left.plot(losses, linewidth=0.5)

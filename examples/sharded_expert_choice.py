@@ -30,10 +30,10 @@ mesh = init_device_mesh(device, (int(os.environ.get("WORLD_SIZE", 1)),))
 rank, ranks = dist.get_rank(), dist.get_world_size()
 
 # %%
-# There are four kinds of tokens, and each kind has its own map. A process keeps its share of the tokens. **Your data
-# goes here:** replace `tokens` and `wanted`, each process's inputs and targets.
+# There are four kinds of tokens, and each kind has its own linear map from inputs to targets. A process keeps its share
+# of the tokens. **Your data goes here:** replace `tokens` and `wanted`, each process's inputs and targets.
 torch.manual_seed(0)
-torch.set_default_dtype(torch.float64)  # sums of any order look the same
+torch.set_default_dtype(torch.float64)  # so that the order of summation does not show
 kind = torch.randint(KINDS, (TOKENS,))
 tokens = torch.randn(KINDS, INPUTS)[kind] + 0.3 * torch.randn(TOKENS, INPUTS)
 wanted = torch.einsum("ti,tio->to", tokens, torch.randn(KINDS, INPUTS, INPUTS)[kind])

@@ -38,10 +38,10 @@ for selector, parameter in ((KHotSelector(random_state=0), "n_features_to_select
     name = type(selector).__name__
     searches[name] = found = search(selector, parameter)
     kept = found.best_estimator_[1].get_support().sum()
-    print(f"{name}: {found.score(X_test, y_test):.1%} of the test set right, by {kept} features")
+    print(f"{name}: {found.score(X_test, y_test):.1%} of the test set classified correctly by {kept} features")
 
 # %%
-# The chosen features, and the accuracy of each number of features in cross-validation.
+# These are the chosen features; the figure shows the accuracy of each number of features in cross-validation.
 best = searches["KHotSelector"].best_estimator_[1]
 print(", ".join(data.feature_names[best.get_support()]))
 

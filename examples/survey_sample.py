@@ -33,19 +33,19 @@ at_random = ConditionalPoisson(logits=torch.zeros_like(area), k=K)
 # This is one survey. It uses no harvest of a farm that was not drawn.
 farms = by_size.sample()
 estimate, variance = horvitz_thompson(by_size, farms, harvest * farms)
-print(f"estimated {estimate:.0f} ± {variance.sqrt():.0f} tons from {int(farms.sum())} farms; in truth {total:.0f}")
+print(f"estimated {estimate:.0f} ± {variance.sqrt():.0f} tonnes from {int(farms.sum())} farms; in fact {total:.0f}")
 
 # %%
-# The same survey is repeated 2000 times, to see whether its confidence intervals are right.
+# The same survey is repeated 2000 times, to see how often its confidence intervals cover the true total.
 surveys = {"by area": by_size, "all alike": at_random}
 figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
 for name, design in surveys.items():
     farms = design.sample((2000,))
     estimates, variances = horvitz_thompson(design, farms, harvest * farms)
     covered = ((estimates - total).abs() < 1.96 * variances.clamp(min=0).sqrt()).double().mean()
-    print(f"{name}: standard error {estimates.std():.0f}; 95 % intervals hold the truth in {covered:.1%}")
+    print(f"{name}: standard error {estimates.std():.0f}; 95 % intervals cover the truth in {covered:.1%}")
     axis.hist(estimates, bins=60, alpha=0.6, density=True, label=name)
 axis.axvline(total, color="black", linestyle=":", label="the truth")
-axis.set(xlabel="estimated total, tons", yticks=[])
+axis.set(xlabel="estimated total, tonnes", yticks=[])
 axis.legend()
 figure.savefig("survey_sample.png", dpi=120)

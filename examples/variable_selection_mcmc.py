@@ -2,9 +2,9 @@
 Variable selection by MCMC
 ==========================
 
-Which 4 of 55 terms explain the progress of diabetes, and how sure can one be? The terms are ten variables and their 45
-products, and there are 341,055 ways to choose four. ``KHotSwap`` explores them by exchanging two terms at a time, while
-NUTS samples the noise.
+Which 4 of 55 terms explain the progression of diabetes, and how sure can we be? The terms are ten variables and their
+45 products, and there are 341,055 ways to choose four. ``KHotSwap`` explores them by exchanging two terms at a time,
+while NUTS samples the noise.
 """
 
 import sys
@@ -24,7 +24,7 @@ pyro.set_rng_seed(0)
 torch.set_num_threads(1)  # threads would cost more than they save on tensors this small
 
 # %%
-# The data are ten variables of 80 patients, their products, and the progress of the disease a year later, all
+# The data are ten variables of 80 patients, their products, and the progression of the disease a year later, all
 # standardised. **Your data goes here:** replace `z`, a tensor (rows, terms), `names`, the names of the terms, and `y`,
 # a tensor (rows,).
 data = load_diabetes()
@@ -37,22 +37,22 @@ z, y = (z - z.mean(0)) / z.std(0), (y - y.mean()) / y.std()
 
 
 # %%
-# The coefficients, Normal(0, SLAB), are integrated out. x enters the covariance linearly, which makes proposals
-# accurate.
+# The coefficients, Normal(0, SLAB), are integrated out. x enters the covariance linearly, which makes the proposals of
+# swaps accurate.
 def model() -> None:
-    x = pyro.sample("x", ConditionalPoisson(logits=z.new_zeros(len(names)), k=K))  # all choices are as probable
+    x = pyro.sample("x", ConditionalPoisson(logits=z.new_zeros(len(names)), k=K))  # all choices are equally probable
     noise = pyro.sample("noise", dist.HalfNormal(z.new_ones(())))
     covariance = SLAB**2 * (z * x) @ z.T + noise**2 * torch.eye(len(y), dtype=y.dtype)
     pyro.sample("y", dist.MultivariateNormal(torch.zeros_like(y), covariance), obs=y)
 
 
 # %%
-# A step consists of some swaps and a move of NUTS. Two chains start at random choices, and should agree in the end.
+# A step consists of some swaps and one step of NUTS. Two chains start at random choices, and should agree in the end.
 def run_chain() -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     kernel = KHotSwap(model, continuous=lambda given: NUTS(given, max_tree_depth=2), swaps_per_step=4)
     mcmc = MCMC(kernel, num_samples=150, warmup_steps=50, disable_progbar=not sys.stderr.isatty())
     mcmc.run()
-    print("a chain has ended")
+    print("a chain has finished")
     return mcmc.get_samples(), mcmc.diagnostics()["acceptance rate of swaps"]
 
 

@@ -14,7 +14,7 @@ Initial weights, batches and optimiser are the same in all rows, and therefore t
 can be wrong for two reasons: it lags behind while activations still change, and images that the encoder was not fitted
 to may exceed it more often. The learning rate falls to 0 to avoid the first. To study the second, there are two data
 sets: the images as they are, and "moved" images, which are shifted by up to a pixel at random, in training and in
-tests. They are much harder to learn by heart.
+tests. They are much harder to memorise.
 
 "Active units" are means over all steps of training, and over the test images. "Off k" is the distance of the latter
 from 8.

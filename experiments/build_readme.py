@@ -41,8 +41,8 @@ VERDICTS = "holds", "open", "open (one seed)", "does not hold"
 HEADER = """# Experiments
 
 These scripts repeat the comparisons of the papers, and are meant to be read. Scripts to copy are in
-[`examples/`](../examples). Each script explains itself with `--help`, takes seeds and reports its progress. `--smoke`
-runs it within seconds to show that it works; the numbers then mean nothing.
+[`examples/`](../examples). `--help` explains a script and its arguments. Every script takes seeds and reports its
+progress. `--smoke` runs it within seconds to show that it works; the numbers then mean nothing.
 
 `make experiments` runs all scripts with their defaults, on generated data or on data that come with scikit-learn. It
 builds this page from the tables and figures, which the scripts write to [`results/`](results) as Markdown, JSON and
@@ -50,7 +50,7 @@ PNG. `make experiments DATA=mnist DATA_DIR=folder` runs the scripts that support
 to `results/mnist`. You can interrupt and resume it: finished runs are kept in `results/mnist/runs`, so that additional
 seeds train only what is missing.
 
-All rows of a table have the same data and the same optimiser, and the same rule ends their training. The findings were
+All rows of a table use the same data and the same optimiser, and the same rule ends their training. The findings were
 stated before the runs that test them. A finding **holds** or **does not hold** if Student's 95 % interval of the paired
 difference over the seeds lies on one side of zero, or of the margin in its text; otherwise it is **open**.
 """
@@ -64,7 +64,7 @@ class Source(NamedTuple):
 
 
 SOURCES = {
-    "compare_estimators": Source(f"the toys of {SIMPLE} and {SFESS}"),
+    "compare_estimators": Source(f"the toy problems of {SIMPLE} and {SFESS}"),
     "feature_selection_methods": Source(f"table 3 of {K_HOT}", ("mnist",)),
     "knn": Source(f"table 1 of {SOFT} and table 3 of {LAPSUM}", ("mnist", "cifar10")),
     "learned_k": Source(f"figure 5 of {K_HOT}", ("mnist",)),
@@ -123,7 +123,7 @@ def provenance(experiment: Experiment) -> str:
     source = SOURCES.get(experiment.name)
     if source is None:
         return ""
-    sentences = [f"After {source.part}."]
+    sentences = [f"Based on {source.part}."]
     used = sorted(
         {str(document["settings"]["data"]) for document in experiment.documents if "data" in document["settings"]}
     )
@@ -132,9 +132,10 @@ def provenance(experiment: Experiment) -> str:
         sentences.append(f"Data: {', '.join(same)}, as in the paper.")
     other = [NAMES.get(name, name) for name in used if name not in source.data] if used else ["generated"]
     if experiment.documents and source.data and other:
-        what = "Other tables differ" if same else "The data differ from the paper's"
+        what = "The data of the other tables differ" if same else "The data differ from the paper's"
         sentences.append(
-            f"**{what}**: {', '.join(other)} here, {theirs} there. Compare the order of the methods, not the numbers."
+            f"**{what}**: {', '.join(other)} here, {theirs} in the paper. "
+            "Compare the order of the methods, not the numbers."
         )
     has_numbers = any(row.get("paper") for document in experiment.documents for row in document["rows"].values())
     if experiment.documents and not has_numbers:

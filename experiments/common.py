@@ -203,7 +203,7 @@ class Table:
         seeds = len(next(iter(self.scores.values())))
         lines = [f"{self.title}. Mean ± sd over {seeds} seeds." if seeds > 1 else f"{self.title}. One seed."]
         if self.reference in self.scores:
-            lines[0] += f" Δ: paired difference to “{self.reference}” ± its standard error."
+            lines[0] += f" Δ: paired difference from “{self.reference}” ± its standard error."
         headings = [""]
         for column in self.columns:
             headings += [column] + (["Δ"] if self._has_differences(column) else [])

@@ -14,10 +14,10 @@ are compared with the exact one, which is a sum over all 252 subsets. The losses
 
 Straight-through on this design is SIMPLE; the score function with leave-one-out baseline is what SFESS is meant to be.
 Each estimate takes 4 draws, and the finite difference evaluates the loss at the 25 neighbours of each as well. Each
-seed is another problem. The table of each loss has
+seed is a different problem. The table of each loss has
 
-    bias       length of the mean estimate minus the exact gradient. It is never quite 0: where there is no bias, it
-               is about as large as its standard error, the next column
+    bias       length of the difference between the mean estimate and the exact gradient. It is never quite 0: without
+               bias it is about as large as its standard error, the next column
     variance   of an estimate, summed over the entries
     cosine     of the angle between estimate and exact gradient, on average
 

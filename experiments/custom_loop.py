@@ -1,13 +1,13 @@
-"""Which k of n possible stations serve most customers? A plain torch loop, without Pyro.
+"""Which k of n possible stations serve the most customers? A plain torch loop, without Pyro.
 
     python experiments/custom_loop.py --k 8
 
 The share of customers within reach of a station has no gradient in the choice x. The score function needs only values
 of the loss at k-hot vectors. The loop is that of any other torch model, with the estimator in place of the loss.
 
-Each seed is another map of sites and customers. The k sites of largest inclusion probability are compared with random
-ones and with the greedy choice, which adds, k times, the station that covers most of the remaining customers. The
-greedy choice covers at least 63 % of what can be covered.
+Each seed is a different map of sites and customers. The k sites of largest inclusion probability are compared with
+random ones and with the greedy choice, which adds, k times, the station that covers most of the remaining customers.
+The greedy choice covers at least 63 % of what can be covered.
 """
 
 from argparse import Namespace

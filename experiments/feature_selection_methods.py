@@ -1,7 +1,7 @@
 """Compares six ways to learn which k pixels to look at: the estimators of the k-hot paper.
 
     python experiments/feature_selection_methods.py                                scikit-learn's digits
-    python experiments/feature_selection_methods.py --data mnist --data-dir DIR    MNIST, where you have its files
+    python experiments/feature_selection_methods.py --data mnist --data-dir DIR    MNIST, if you have its files
 
 One k-hot mask for all images is learned together with a classifier that sees only the pixels that the mask keeps. Every
 image of a minibatch is masked by a draw of its own, and the loss is the cross-entropy. The rows differ in how a mask is

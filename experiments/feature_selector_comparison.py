@@ -15,7 +15,7 @@ the test rows:
     STG                    the largest stochastic gates (Yamada et al. 2020), where `pip install stg` has been done
     all                    no selection
 
-on five data sets, the last three generated for each seed:
+on five data sets, of which the last three are generated for each seed:
 
     breast_cancer  30 features, scored by the accuracy of a logistic regression
     digits         64 pixels, scored likewise
@@ -27,8 +27,8 @@ on five data sets, the last three generated for each seed:
 
 Protocol: of breast_cancer and digits one half, the same for every seed, serves for the table alone; each seed trains on
 60 % of the rows in the other half, every class in proportion. The settings of KHotSelector were chosen on that half and
-on generated data with other seeds. Those of the other selectors are their libraries' defaults, but for what is written
-here. Seconds are those of one thread on a processor, without what others take of it.
+on generated data with other seeds. Those of the other selectors are the defaults of their libraries, except as stated
+here. Seconds are processor time of one thread.
 """
 
 import collections.abc

@@ -1,8 +1,8 @@
 """A small language and its translations: the data of the translator.
 
-The target language has another word order: nouns come before their adjectives, and verbs last. Each word has two forms
-there: adjectives agree with their noun, verbs agree with the subject, and nouns have a form for the subject. In the
-training data one form in ten is wrong. Words are numbers, starting at 1.
+The target language has a different word order: nouns come before their adjectives, and verbs last. Each word has two
+forms there: adjectives agree with their noun, verbs agree with the subject, and nouns have a form for the subject. In
+the training data one form in ten is wrong. Words are numbers, starting at 1.
 """
 
 from collections.abc import Iterable

@@ -13,10 +13,10 @@ Its variance depends on the pairs, pi_ij = E[x_i x_j]. In the form of Sen, Yates
     V = sum_{i<j} (pi_i pi_j - pi_ij) (y_i / pi_i - y_j / pi_j)^2
 
 It is estimated from a sample by the sum over the pairs that were drawn, with each term divided by pi_ij. This has no
-bias if all pi_ij > 0. Each seed is another population. The table gives, for each design, the bias of the simulated T in
-its standard errors, the standard deviation of T in % of the total, by theory (`pairwise_inclusion`) and by simulation,
-the relative bias of the estimated variance, and how often T +- 1.96 standard errors covers the truth. "uniform" is
-simple random sampling, as a baseline; designs without pairs have no theory to show.
+bias if all pi_ij > 0. Each seed is a different population. The table gives, for each design, the bias of the simulated
+T in its standard errors, the standard deviation of T in % of the total, by theory (`pairwise_inclusion`) and by
+simulation, the relative bias of the estimated variance, and how often T +- 1.96 standard errors covers the truth.
+"uniform" is simple random sampling, as a baseline; designs without pairs have no theory to show.
 
 What it shows: if sizes are related to y, they make T several times as precise. Designs that follow the order of the
 road also benefit from the drift, but they never draw some of the pairs, and so have no honest estimate of their

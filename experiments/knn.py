@@ -1,7 +1,7 @@
 """Learns features for k-nearest neighbours: a relaxed top-k chooses the training images that vote.
 
     python experiments/knn.py                                        scikit-learn's digits, about a minute
-    python experiments/knn.py --data mnist --data-dir DIR            MNIST, where you have its files
+    python experiments/knn.py --data mnist --data-dir DIR            MNIST, if you have its files
 
 A network maps images to features. A query looks at its k nearest neighbours among a random batch of training images,
 

@@ -1,10 +1,10 @@
 """Learns how many pixels to look at, with a phantom unit and a price per pixel, and compares with a sweep over k.
 
     python experiments/learned_k.py                                scikit-learn's digits
-    python experiments/learned_k.py --data mnist --data-dir DIR    MNIST, where you have its files
+    python experiments/learned_k.py --data mnist --data-dir DIR    MNIST, if you have its files
 
-As in feature_selection_methods.py, a mask of the pixels is learned together with the classifier that sees the rest. The
-objective has a price for each pixel:
+As in feature_selection_methods.py, a mask of the pixels is learned together with the classifier that sees only the
+pixels that the mask keeps. The objective has a price for each pixel:
 
     cross-entropy + price * number of pixels chosen
 

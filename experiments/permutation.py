@@ -1,7 +1,7 @@
 """Learns to read four-digit numbers when only the order of a few of them is known.
 
     python experiments/permutation.py                                    numbers of scikit-learn's digits
-    python experiments/permutation.py --data mnist --data-dir DIR        of MNIST's, where you have its files
+    python experiments/permutation.py --data mnist --data-dir DIR        of MNIST's, if you have its files
 
 An image shows four digits side by side. A network gives each image of a sequence a score. It learns from the
 permutation that sorts the sequence, and never sees a number. The rows differ in the loss:

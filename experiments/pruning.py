@@ -1,7 +1,7 @@
 """Prunes a network while it trains: each weight matrix keeps its k largest entries, relaxed or hard.
 
     python experiments/pruning.py                                        scikit-learn's digits
-    python experiments/pruning.py --data mnist --data-dir DIR            MNIST, where you have its files
+    python experiments/pruning.py --data mnist --data-dir DIR            MNIST, if you have its files
     python experiments/pruning.py --data mnist --data-dir DIR --hidden 128        the same with wide hidden layers
 
 Every weight matrix W of a multilayer perceptron is replaced by a pruned one in each forward pass, with k the number of

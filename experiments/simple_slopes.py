@@ -1,7 +1,7 @@
 """Compares SIMPLE as published with straight-through on the exact distribution: do its draws or its slopes matter?
 
     python experiments/simple_slopes.py                                        scikit-learn's digits
-    python experiments/simple_slopes.py --data mnist --data-dir DIR            MNIST, where you have its files
+    python experiments/simple_slopes.py --data mnist --data-dir DIR            MNIST, if you have its files
 
 The published code of SIMPLE (Ahmed et al., 2023; version 2) takes scores s as log-probabilities. It draws by Gumbel
 top-k of the scores, whose inclusion probabilities differ from those of the conditional Poisson law. It differentiates

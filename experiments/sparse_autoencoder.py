@@ -1,4 +1,4 @@
-"""A k-sparse autoencoder that learns its k, against a sweep of fixed k.
+"""A k-sparse autoencoder that learns its k, compared with a sweep of fixed k.
 
     python experiments/sparse_autoencoder.py                                    scikit-learn's digits
 

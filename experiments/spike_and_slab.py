@@ -1,4 +1,4 @@
-"""Bayesian variable selection: which k of ten variables drive diabetes? Variational inference against the exact answer.
+"""Bayesian variable selection: which k of ten variables predict diabetes? Variational inference and the exact answer.
 
     python experiments/spike_and_slab.py              exactly 4 variables
     python experiments/spike_and_slab.py --k 4.5      4 or 5 of them, half and half a priori
@@ -21,7 +21,8 @@ ELBO of any guide, and the best guide. The rows differ only in the estimator of 
 This repeats no paper. The question is that of Liu et al. (2023), who introduced ReinMax: how far from the best guide
 does each estimator end, given the same optimiser, steps and draws per step?
 
-Protocol: a seed is a random half of the patients, so each seed has another posterior. "ELBO gap" is the distance of the
+Protocol: a seed is a random half of the patients, so each seed has a different posterior. "ELBO gap" is the distance of
+    the
 final guide from the best one, which is found by following the exact gradient until it vanishes. "Probability error" is
 the largest error of an inclusion probability; even the best guide has one.
 """

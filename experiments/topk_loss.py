@@ -1,10 +1,10 @@
-"""Compares losses for being right among the best k of many classes with cross-entropy.
+"""Compares cross-entropy with losses that only ask whether the true class is among the best k of many.
 
     python experiments/topk_loss.py                                          pairs of scikit-learn's digits
-    python experiments/topk_loss.py --data cifar100 --data-dir DIR           CIFAR-100, where you have its files
+    python experiments/topk_loss.py --data cifar100 --data-dir DIR           CIFAR-100, if you have its files
 
 By default an image shows two digits side by side under so much noise that the best guess among the 100 numbers is
-often wrong while the best five hold the truth. A perceptron is trained with
+often wrong while the best five contain the truth. A perceptron is trained with
 
     cross-entropy           of the scores, and of the scores divided by 10: its softness
     top-k cross-entropy     -log P(the label is among the best K), K drawn from p_k: always 5 (e5), or 1 ... 5 alike,
@@ -22,9 +22,9 @@ sorting networks, 62.0 and 86.7.
 
 Protocol: network, optimiser, epochs, minibatches and initial weights are the same for every row. Softness and strength
 were chosen by validation accuracy (top 5) with seeds 100 and 101: from 1, 3, 10 and 30, of the sparse map 3 to 100, of
-the Fenchel-Young losses 10 to 1000. Cross-entropy gets the same choice: a softer loss trains a better network here,
-and a softness given only to the top-k losses would look like their merit. Training, validation and test images
-are composed of different digits, the test digits the same for all seeds.
+the Fenchel-Young losses 10 to 1000. Cross-entropy gets the same choice: a softer loss trains a better network here, and
+the top-k losses would get the credit if only they had a softness. Training, validation and test images are composed of
+different digits, the test digits the same for all seeds.
 """
 
 from argparse import Namespace

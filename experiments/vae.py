@@ -2,7 +2,7 @@
 
     python experiments/vae.py                                        scikit-learn's digits, codes of ten vectors
     python experiments/vae.py --latents ten single                   both kinds of codes, in twice the time
-    python experiments/vae.py --data mnist --data-dir DIR            MNIST, where you have its files
+    python experiments/vae.py --data mnist --data-dir DIR            MNIST, if you have its files
 
 An image is encoded as k-hot vectors: ten of them with n = 10 and k = 5 ("ten"), or a single one with n = 100, k = 50
 on digits and n = 1000, k = 500 otherwise ("single"). Given its code, the pixels of a digit are independent binomial

@@ -1,4 +1,4 @@
-"""Which k of n covariates drive y, and how sure can one be? Compares ways to compute the posterior.
+"""Which k of n covariates drive y, and how sure can we be? Compares ways to compute the posterior.
 
     python experiments/variable_selection_methods.py
 
@@ -17,7 +17,7 @@ With coefficients and noise integrated out, p(y | x) is a multivariate t density
 The rows:
 
     KHotSwap             MCMC over x, the coefficients and the noise integrated out; chains in a batch
-    KHotSwap + NUTS      the noise is a site, which NUTS moves; one chain
+    KHotSwap + NUTS      the noise is a site, which NUTS samples; one chain
     SVI, ReinMax         AutoKHot, a ConditionalPoisson guide, TraceMeanField_ELBO
     SVI, score function  the same guide with score_function and its leave-one-out baseline
     spike and slab       mean field: independent Bernoulli(k / n) inclusions with a normal coefficient each, coordinate

@@ -20,7 +20,7 @@ def run_command(*arguments: str, stderr: int = subprocess.PIPE, without: Iterabl
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        timeout=240,
+        timeout=600,
         env=inherited | environment,
         check=False,
     )

@@ -141,7 +141,7 @@ def test_values_that_are_given_are_kept():
 
 def test_errors():
     for error, match, args, kwargs in (
-        (ValueError, "exclude each other", (StraightThrough,), {"temperature": 0.5}),
+        (ValueError, "cannot be combined", (StraightThrough,), {"temperature": 0.5}),
         (TypeError, "`estimator`.*'simple'", ("simple",), {}),
         (ValueError, "`temperature`.*-1", (), {"temperature": -1}),
         (ValueError, "`temperature`.*nan", (), {"temperature": float("nan")}),

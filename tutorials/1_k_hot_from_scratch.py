@@ -167,9 +167,9 @@ counts = coins.sum(-1).long().bincount(minlength=n + 1)
 print(f"{counts[k] / len(coins):.0%} of the draws have exactly {k} ones")
 
 # %%
-# So we keep only the draws with three ones. This is an old idea of survey sampling, called *conditional Poisson*
-# sampling. It has a catch: among the draws that we keep, items are not chosen as often as their coins say. The
-# probabilities that count are the *inclusion probabilities*, those of the final draws.
+# So we keep only the draws with three ones. This is an old idea from survey sampling, called *conditional Poisson*
+# sampling. It has a catch: among the draws that we keep, items are not chosen as often as their coins say. What counts
+# are the *inclusion probabilities*: how probable each item is in a final draw.
 #
 # khot's ``ConditionalPoisson`` draws from this distribution without throwing anything away, and knows its inclusion
 # probabilities exactly. Given ``probs`` instead of ``logits``, it finds coins for which the inclusion probabilities are
@@ -216,7 +216,7 @@ def exact(x: Tensor) -> Tensor:
 
 
 # %%
-# With more items one cannot sum over all choices, and has to *estimate* the gradient from some draws. Two ideas
+# With more items we cannot sum over all choices, and have to *estimate* the gradient from some draws. Two ideas
 # underlie most methods. Each fits in a few lines:
 #
 # * The **score function** needs only the values of the loss. It makes choices more probable if their loss was below
@@ -241,7 +241,7 @@ def straight_through(x: Tensor, draws: int = 16) -> Tensor:
 
 # %%
 # We repeat each estimate 200 times. The marks show its mean and standard deviation, and the grey bars are the exact
-# gradient. khot's own ``reinmax`` is there as well: it is a straight-through estimator that follows the curvature of
+# gradient. khot's own ``reinmax`` is shown as well: it is a straight-through estimator that follows the curvature of
 # the loss to second order, and its bias is smaller.
 def gradient(estimator) -> Tensor:
     x = scores.clone().requires_grad_()
@@ -296,7 +296,7 @@ figure.colorbar(shown)
 #
 # * Replace ``score_function`` with ``straight_through`` or ``khot.reinmax`` in the loop. Which one needs the fewest
 #   steps?
-# * Let the items cost 6.5 in total. More than one choice does. Does the model learn one of them or all?
+# * Let the items cost 6.5 in total. Several choices do. Does the model learn one of them, or a mixture of all?
 # * Replace the logistic function with another step, such as ``torch.distributions.Normal(0, 1).cdf``. You get
 #   ``khot.normal_topk``. What changes in the Jacobian?
 #

@@ -32,7 +32,7 @@ parts = nn.functional.normalize(torch.randn(PARTS, INPUTS), dim=-1)
 
 
 def batch(rows: int = BATCH) -> tuple[Tensor, Tensor]:
-    """Some vectors, and which parts are in them, which the autoencoder is not told."""
+    """Some vectors, and the parts that they contain, which the autoencoder is not told."""
     number = torch.randint(1, 6, (rows, 1))
     present = torch.rand(rows, PARTS).argsort(-1) < number
     weights = present * (0.5 + torch.rand(rows, PARTS))
@@ -43,11 +43,11 @@ test, test_present = batch(2000)
 print(f"{test_present.sum(-1).float().mean():.2f} parts per vector on average")
 
 # %%
-# One training loop for all
+# One training loop for all of them
 # -------------------------
 #
-# The encoder and the decoder are linear. Between them is an activation, the only thing that we will change. The
-# columns of the decoder are the dictionary. They have unit length, because otherwise long columns could make up for
+# The encoder and the decoder are linear. Between them is an activation function, the only thing that we will change.
+# The columns of the decoder are the dictionary. They have unit length, because otherwise long columns could make up for
 # small activations.
 
 
@@ -107,7 +107,7 @@ def report(name: str, model: Autoencoder) -> tuple[float, int]:
 # -----------------------------------------------------
 #
 # With 64 units for 24 dimensions, a plain autoencoder reconstructs its inputs perfectly. But any invertible mixture of
-# the parts serves that purpose equally well, so it finds few of them.
+# the parts serves that purpose equally well, so the autoencoder finds hardly any of them.
 plain = train(Autoencoder(nn.Identity()))
 report("plain", plain)
 
@@ -151,10 +151,10 @@ show_cosines(axes[1], "k = 3", sparse)
 # How to choose k
 # ---------------
 #
-# Nobody tells us how many parts a vector has. Train with several k, and look at the error. It falls steeply while more
-# units mean more true parts, and slowly once they only fill in details. Far beyond the bend, the units drift away from
-# the parts again, as in the plain autoencoder. We can count the parts only because we made the data; the error is what
-# you will see with your own.
+# Nobody tells us how many parts a vector has. Train with several k, and look at the error. It falls steeply as long as
+# each additional unit adds a true part, and slowly once more units only fill in details. Far beyond the bend, the units
+# drift away from the parts again, as in the plain autoencoder. We can count the parts only because we made the data;
+# the error is what you will see with your own.
 sizes = (1, 2, 3, 5, 10)
 errors, numbers = zip(*(report(f"k = {size}", train(Autoencoder(TopK(size)))) for size in sizes), strict=True)
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
@@ -170,7 +170,7 @@ right.set(title=f"parts found, of {PARTS}", xlabel="k", ylim=(0, PARTS + 2))
 # Some units above are dead: no test vector uses them. A unit that is never among the k largest gets no gradient, and
 # stays dead. In large dictionaries this can happen to most units.
 #
-# ``TopK`` counts for how many rows each unit has not been kept, if you give it the number of units. ``auxiliary_loss``
+# If you give ``TopK`` the number of units, it counts for how many rows each unit has not been kept. ``auxiliary_loss``
 # then lets the dead units explain what the others leave over. The weight of this loss is that of Gao et al. (2024),
 # 1/32. In our small problem there are 16 more units than parts, so the revived ones find nothing more to do: compare
 # the report with that of k = 3 above.
@@ -207,7 +207,7 @@ for axis, (name, model) in zip(axes, {"TopK": sparse, "BatchTopK": flexible}.ite
 
 # %%
 # With ``BatchTopK`` the codes have about as many units as the vectors have parts, and the error is a little smaller. In
-# this short training it has found fewer of the parts, as the reports show: no choice is best in every respect.
+# this short training it has found fewer of the parts, as the reports show: neither layer is best in every respect.
 #
 # To use the trained autoencoder elsewhere, replace the layer with a plain threshold, ``JumpReLU``. It computes the same
 # codes, and depends on nothing but its input.

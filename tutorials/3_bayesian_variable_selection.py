@@ -92,8 +92,8 @@ for i, j in ((0, 1), (4, 5)):
 # -------------------------------
 #
 # With 100 variables there are too many sets to list. Variational inference instead searches, within a family of
-# distributions, for the one nearest to the posterior. ``AutoKHot`` takes the family of conditional Poisson designs,
-# with one logit for each variable. It maximises the ELBO, a lower bound on the logarithm of the evidence.
+# distributions, for the one nearest to the posterior. ``AutoKHot`` uses the family of conditional Poisson designs, with
+# one logit for each variable. It maximises the ELBO, a lower bound on the logarithm of the evidence.
 guide = AutoKHot(model)
 svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), TraceMeanField_ELBO())
 elbo = [-svi.step() for _ in range(400)]
@@ -135,9 +135,9 @@ axis.set(title="inclusion probabilities", xlabel="variable", xticks=places)
 axis.legend()
 
 # %%
-# Which way to choose? List all sets if there are at most about a million of them. Take the guide if you want a quick
-# answer, or one k-hot vector for each row of the data, computed by a network. Take the chains if dependences between
-# variables matter.
+# Which way should you choose? List all sets if there are at most about a million of them. Take the guide if you want a
+# quick answer, or one k-hot vector for each row of the data, computed by a network. Take the chains if dependences
+# between variables matter.
 #
 # How many variables?
 # -------------------
@@ -173,8 +173,9 @@ axis.set(title="posterior probability of each size", xlabel="number of variables
 axis.legend()
 
 # %%
-# Larger sets fit better, yet the posterior does not simply prefer the largest size. Integrating the coefficients out
-# charges a price for every variable: a useless one spreads the probability of y over outcomes that did not occur.
+# Larger sets fit better, yet the posterior does not simply prefer the largest size. Because the coefficients are
+# integrated out, every variable has a price: a useless one spreads the probability of y over outcomes that did not
+# occur.
 #
 # What to try
 # -----------

@@ -2,9 +2,9 @@
 Differentiable sampling in your own training loop
 =================================================
 
-You have a loss of a *choice*, and want to find a good choice by gradient descent. This tutorial adds random choices to
-an ordinary PyTorch loop. No probabilistic model is involved and no Pyro. You will write the loop, look inside one step
-of it, measure which gradient estimator suits your loss, and treat a loss that has no derivative.
+You have a loss that depends on a *choice*, and want to find a good choice by gradient descent. This tutorial adds
+random choices to an ordinary PyTorch loop. It needs neither a probabilistic model nor Pyro. You will write the loop,
+look inside one step of it, measure which gradient estimator suits your loss, and handle a loss that has no derivative.
 
 The problem: at which 6 of 49 places of a square field should we put thermometers, so that the temperature of the whole
 field is known best? There are 14 million possible answers.
@@ -65,7 +65,7 @@ print(f"no thermometer: {loss(torch.zeros(n)):.3f}; random places: {by_chance.me
 # Why not just relax?
 # -------------------
 #
-# A tempting shortcut: let x be a soft mask, minimise the loss of the mask, and round at the end.
+# There is a tempting shortcut: let x be a soft mask, minimise the loss of the mask, and round at the end.
 mask_scores = torch.zeros(n, requires_grad=True)
 optimizer = torch.optim.Adam([mask_scores], lr=0.1)
 for _ in range(200):
@@ -164,7 +164,7 @@ logits = torch.zeros(n, requires_grad=True)
 start = ConditionalPoisson(logits=logits, k=K)
 many_draws = score_function(start, loss, num_samples=4096, baseline="leave_one_out")
 (reference,) = torch.autograd.grad(many_draws, logits)
-print(f"length of the gradient: {reference.norm():.3f}")
+print(f"norm of the gradient: {reference.norm():.3f}")
 comparison = compare_estimators(start, loss, num_samples=8, num_repeats=50, exact=reference)
 print(comparison)
 
@@ -190,9 +190,9 @@ axis.set(title="mean loss of the draws", xlabel="step", ylim=(0, 1.1 * by_chance
 axis.legend()
 
 # %%
-# Other losses reverse the verdict. In the first tutorial, whose loss is a parabola, ``reinmax`` has nearly no bias and
-# a fraction of the noise. Use it if your loss is smooth and harmless between the k-hot vectors, as most networks that
-# read ``x * inputs`` are.
+# For other losses the verdict is the opposite. In the first tutorial, whose loss is a parabola, ``reinmax`` has nearly
+# no bias and a fraction of the noise. Use it if your loss is smooth and harmless between the k-hot vectors, as most
+# networks that read ``x * inputs`` are.
 #
 # A loss without a derivative
 # ---------------------------
@@ -215,8 +215,8 @@ for name, x in {"this loss": black_box["design"].mode, "mean variance": chosen, 
 # ------------------
 #
 # Estimators draw from PyTorch's global generator unless you pass one. A generator of your own makes a run reproducible,
-# whatever else the program draws. With several processes, give each its own seed: equal seeds mean equal draws, and
-# nothing is gained by the second process.
+# whatever else the program draws. If you use several processes, give each its own seed: equal seeds mean equal draws,
+# and then the second process gains nothing.
 generator = torch.Generator().manual_seed(7)
 first = score_function(start, loss, num_samples=4, generator=generator)
 again = score_function(start, loss, num_samples=4, generator=generator.manual_seed(7))

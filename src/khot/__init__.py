@@ -1,7 +1,8 @@
 """Learning with k-hot vectors (choose k of n) in PyTorch and Pyro.
 
 A relaxation turns scores into inclusion probabilities, a sampling design turns these into k-hot vectors, and an
-estimator carries gradients back to the scores. Every relaxation works with every design and every estimator.
+estimator carries gradients back to the scores. Any relaxed mask can parametrise any design, and most estimators support
+all designs.
 
 The public names are those that the subpackages list in their ``__all__``. Everything that is built on Pyro is imported
 at first use, so that ``import khot`` and the relaxed maps need torch only.

@@ -111,7 +111,7 @@ _VALIDATES_MAPPED = "_is_all_true" in Distribution.__init__.__code__.co_names
 
 
 def validates(*tensors: Tensor) -> bool:
-    """Whether checks of ``torch.distributions`` can read these tensors; newer versions can inside a vmap."""
+    """Whether checks of ``torch.distributions`` can read these tensors; those of newer versions do so inside a vmap."""
     return _VALIDATES_MAPPED or not any(map(is_mapped, tensors))
 
 

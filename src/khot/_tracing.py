@@ -65,8 +65,8 @@ def shape_of(x: Tensor) -> torch.Size:
 def broadcast_shapes(*shapes: SizeLike) -> torch.Size:
     """Like torch's function, but for shapes of integers, and faster.
 
-    A call of torch's costs as much as ten operations on small tensors, and the first one in a process imports SymPy. It
-    is used only for shapes with symbols.
+    A call of torch's function takes as long as ten operations on small tensors, and the first one in a process imports
+    SymPy. It is used only for shapes with symbols.
     """
     if torch.compiler.is_compiling():
         return torch.broadcast_shapes(*shapes)

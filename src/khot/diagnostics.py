@@ -50,7 +50,7 @@ class Report:
         design: Name of the design.
         estimator: Name of the estimator.
         num_samples: Number of draws in each call.
-        bias: Length of :math:`\bar g` minus the exact gradient.
+        bias: Length of the difference between :math:`\bar g` and the exact gradient.
         bias_error: Standard error of ``bias``: its root mean square if the estimator is unbiased.
         variance: :math:`E|g - E g|^2`, the sum of the variances of all entries.
         cosine: Mean cosine of the angle between g and the exact gradient, where neither is 0.
@@ -187,7 +187,7 @@ def compare_estimators(
         raise ValueError(f"`num_repeats` must be at least 2, but got {num_repeats}")
     _check_estimators(estimators)
     if unknown := set(references) - set(designs):
-        raise ValueError(f"`exact` must be named as the designs are, {sorted(designs)}, but has {unknown}")
+        raise ValueError(f"`exact` must have the names of the designs, {sorted(designs)}, but has {unknown}")
     comparison = Comparison([], [])
     for name, member in designs.items():
         settings = product(estimators.items(), sizes)
@@ -222,7 +222,7 @@ def _add_reports(
 
 def _check_estimators(estimators: Any) -> None:
     if not isinstance(estimators, Mapping) or not all(map(callable, estimators.values())):
-        raise TypeError(f"`estimators` must be functions by name, but got {estimators!r}")
+        raise TypeError(f"`estimators` must be a dictionary of functions by name, but got {estimators!r}")
 
 
 def _checked_sizes(num_samples: Any) -> list[int]:

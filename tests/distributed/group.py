@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60  # seconds that a rank waits for the others, one of which may compile
+PATIENCE = 180  # seconds that a rank waits for the others, one of which may compile, on a busy machine
 
 Case = Callable[[], None]
 CASES: dict[str, Case] = {}

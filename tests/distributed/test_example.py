@@ -27,7 +27,7 @@ RUN = [
 
 def printed(*launcher: str) -> str:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ended = subprocess.run([*launcher, *RUN], env=environment, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run([*launcher, *RUN], env=environment, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, f"exit code {ended.returncode}: {ended.stderr}"
     return ended.stdout
 

@@ -42,7 +42,7 @@ NOT_ON_DTENSORS = {
     "batch_topk_relaxed": "a plain tensor that requires a gradient",
     "expert_choice_softmax": "a plain tensor that requires a gradient",
     "token_choice_relaxed": "a plain tensor that requires a gradient",
-    "batch_topk_cap": "`cap` must be None where processes share a batch",
+    "batch_topk_cap": "`cap` must be None if processes share a batch",
     "jump_relu_learned": "mixed torch.Tensor and DTensor",  # torch's own error for a parameter of the module
     "one_of_eight_scores": "mixed torch.Tensor and DTensor",
 }

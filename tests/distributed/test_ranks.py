@@ -16,5 +16,5 @@ pytestmark = [
 
 @pytest.mark.parametrize("ranks", CASES)
 def test_the_ranks_agree_with_one_process(ranks):
-    failed = run_group(ranks, [f"tests.distributed.cases_{name}" for name in CASES[ranks]], limit=400)
+    failed = run_group(ranks, [f"tests.distributed.cases_{name}" for name in CASES[ranks]], limit=900)
     assert not failed, "\n".join(failed)

@@ -215,5 +215,5 @@ def test_one_hot_categorical_and_what_is_impossible():
 def test_wrapper_as_the_second_law():
     p, q = Systematic(logits=P, k=2), Sampford(logits=Q, k=2)
     torch.testing.assert_close(kl_divergence(StraightThrough(p), StraightThrough(q)), kl_divergence(p, q))
-    with pytest.raises(NotImplementedError, match="it has no score"):
+    with pytest.raises(NotImplementedError, match="it gives no log-probability"):
         kl_divergence(p, StraightThrough(q, log_prob="none"))

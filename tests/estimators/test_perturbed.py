@@ -58,7 +58,7 @@ def test_draws_are_hard_and_reproducible(case):
         gof.check_k_hot(value.detach(), 2)
         assert value.requires_grad and estimator.support.check(value).all() and not estimator.sample().requires_grad
     assert torch.equal(estimator.mode, topk_mask(LOGITS, 2))
-    with pytest.raises(NotImplementedError, match="estimate them by draws"):
+    with pytest.raises(NotImplementedError, match="estimate them from draws"):
         _ = estimator.mean
 
 

@@ -58,8 +58,8 @@ def test_sections_and_overview(folder):
 def test_where_data_differ_is_said(folder):
     result(folder / "results", "vae_ten")
     page = build(folder)
-    assert "After table 4 of" in page
-    assert "**The data differ from the paper's**: scikit-learn's digits here, MNIST there" in page
+    assert "Based on table 4 of" in page
+    assert "**The data differ from the paper's**: scikit-learn's digits here, MNIST in the paper" in page
     assert "does not repeat the numbers of the paper" in page
     result(folder / "results", "vae_ten", data="mnist", paper={"paper": "12.3"})
     page = build(folder)
@@ -73,7 +73,7 @@ def test_results_on_another_data_set_come_after_the_others_in_a_folder_of_its_na
     result(folder / "results" / "mnist", "vae_ten", data="mnist", verdict="open", paper={"paper": "12.3"})
     overview, section, _, _ = build(folder).split("\n## ")
     assert "holds: 1, open: 1" in overview
-    assert "as in the paper. **Other tables differ**: scikit-learn's digits here, MNIST" in section
+    assert "as in the paper. **The data of the other tables differ**: scikit-learn's digits here, MNIST" in section
     first, second = section.split("\n\n### MNIST\n\n")
     assert "](results/vae_ten.png)" in first and "](results/mnist/vae_ten.png)" not in first
     assert "](results/mnist/vae_ten.png)\n\ntable of vae_ten" in second

@@ -86,7 +86,7 @@ def test_means_and_paired_differences(table):
     # b - a is 2, 3, 4: mean 3, standard deviation 1, standard error 1 / sqrt(3)
     assert table.paired("b", "a", "accuracy") == (3.0, pytest.approx(3**-0.5))
     assert table.markdown().splitlines() == [
-        "Toy. Mean ± sd over 3 seeds. Δ: paired difference to “a” ± its standard error.",
+        "Toy. Mean ± sd over 3 seeds. Δ: paired difference from “a” ± its standard error.",
         "",
         "|  | accuracy | Δ | loss | Δ | paper |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",

@@ -148,7 +148,7 @@ ALIKE = torch.tensor([1.0, 0.0, 1.0, 0.0]).expand(3, 4)
     ("match", "model", "start"),
     [
         (r"written for an additional batch dimension.*\(RuntimeError: ", with_matmul, {}),
-        ("written for an additional batch dimension.* from 'x' on mix the chains", mixing, {"x": ALIKE}),
+        ("written for an additional batch dimension.* mixes the chains of 'x'", mixing, {"x": ALIKE}),
         (
             "log joint density of 3 chains together is",
             lambda: pyro.factor("gain", pyro.sample("x", ConditionalPoisson(logits=normal(4), k=2)).exp().sum()),

@@ -342,7 +342,7 @@ def subsampled():
         (ValueError, "`continuous`, such as NUTS, must be given.*'z0'", one_site(KHOT, dist.Normal(0.0, 1.0)), {}),
         (NotImplementedError, "Pivotal has no log_prob", one_site(Pivotal(logits=torch.zeros(4), k=2)), {}),
         (NotImplementedError, "the plate 'rows' subsamples", subsampled, {}),
-        (TypeError, "`continuous` must make an HMC or NUTS", constrained, {"continuous": RandomWalkKernel}),
+        (TypeError, "`continuous` must return an HMC or NUTS", constrained, {"continuous": RandomWalkKernel}),
         (NotImplementedError, "jit_compile", constrained, {"continuous": partial(NUTS, jit_compile=True)}),
         (ValueError, "for 'x', but got", one_site(KHOT), {"initial_params": {"x": torch.ones(4)}}),
         (ValueError, r"for \['w'\], but", one_site(KHOT), {"initial_params": {"w": torch.ones(4)}}),

@@ -81,16 +81,16 @@ class TestBatchTopK:
     def test_evaluation_before_training_keeps_the_largest_of_its_batch(self, options):
         """As in the sanity check of a trainer: warns once, and leaves the state unchanged."""
         module, x = BatchTopK(1.5, **options, n=5).eval(), normal(4, 5)
-        with pytest.warns(RuntimeWarning, match="before it was trained") as caught:
+        with pytest.warns(RuntimeWarning, match="before it has been trained") as caught:
             y = module(x)
             module(x)
         assert len(caught) == 1
         assert torch.equal(y, BatchTopK(1.5)(x))
         assert module.threshold.isnan() and not module.idle.any()
         compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-        with pytest.warns(RuntimeWarning, match="before it was trained"):
+        with pytest.warns(RuntimeWarning, match="before it has been trained"):
             assert torch.equal(compiled(x), y)
-        with pytest.raises(RuntimeError, match="no threshold before it was trained"):
+        with pytest.raises(RuntimeError, match="no threshold before it has been trained"):
             module.to_jumprelu()
         module.threshold = 0.3
         assert torch.equal(module(x), torch.where(x > module.threshold, x, 0.0))

@@ -23,7 +23,7 @@ __all__ = ["Run", "SpreadBatch"]
 
 
 class Run(NamedTuple):
-    """Local rows ``start`` to ``stop`` that are also consecutive in the whole batch, from ``first`` on."""
+    """Local rows ``start`` to ``stop`` that are also consecutive in the whole batch, where they start at ``first``."""
 
     start: int
     stop: int

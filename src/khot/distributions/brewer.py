@@ -62,7 +62,7 @@ class Brewer(SamplingDesign):
             known = isinstance(self.size, int) or can_look(self.k)
             raise NotImplementedError(
                 f"Brewer has a log_prob for k <= {law.MAX_SIZE} only, but got k={size if known else self.size}; "
-                "Sampford, whose law is close, has one for any k"
+                "Sampford, whose distribution is close, has one for any k"
             )
 
         def log_prob(probs: Tensor, k: Tensor, value: Tensor) -> Tensor:

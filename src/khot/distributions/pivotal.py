@@ -27,7 +27,7 @@ class Pivotal(DesignInOrder):
     draw is one kernel, in random order for up to 4096 units; on a CPU with numba it is one loop.
 
     A step of :class:`~khot.StraightThrough` on one long row takes at most 8 times the memory of its float32 parameters
-    with numba, and 12 times in plain torch, which processes many rows in parts. In the given order, in plain torch, a
+    with numba, and 22 times in plain torch, which processes many rows in parts. In the given order, in plain torch, a
     draw of one long row takes 25 times that memory and its ``log_prob`` 36 times: both hold about a dozen float64
     numbers per duel.
 

@@ -44,7 +44,8 @@ class PlackettLuce(SpreadDesign):
 
     ``logits`` may be a ``torch.distributed.tensor.DTensor``, and ``k`` then as well; the results are DTensors too. Each
     process works on its own rows, and draws follow one seed, whatever the number of processes. Sharded rows are
-    gathered when the law is made. Of a ``k`` that is a DTensor, all processes get the whole, to find its largest entry.
+    gathered when the distribution is constructed. If ``k`` is a DTensor, every process gets all of it, to find its
+    largest entry.
 
     Args:
         logits: Log-weights ``(..., n)``; ``-inf`` excludes a unit.
@@ -212,5 +213,5 @@ class PlackettLuce(SpreadDesign):
 
 def _largest(k: Tensor) -> int:
     if not can_look(k) or k.is_meta:
-        raise NotImplementedError("PlackettLuce needs `k` as an int under vmap, in compiled code and without data")
+        raise NotImplementedError("PlackettLuce needs `k` as an int under vmap, in compiled code and on meta tensors")
     return int(everywhere(k).max()) if k.numel() else 0

@@ -49,7 +49,7 @@ def check_design(design: Any) -> None:
     if not isinstance(design, Distribution):
         raise TypeError(f"`design` must be a torch or Pyro distribution, but got {described(design, Distribution)}")
     if not design.event_shape:
-        raise ValueError("`design` must be a law of vectors, with event_shape (n,), but got event_shape ()")
+        raise ValueError("`design` must be a distribution of vectors, with event_shape (n,), but got event_shape ()")
 
 
 def evaluate(f: Loss, values: Tensor, design: Distribution) -> Tensor:

@@ -47,7 +47,7 @@ class AdaptiveStep:
     Example:
         >>> logits = torch.zeros(5, requires_grad=True)
         >>> step = AdaptiveStep()
-        >>> IMLE(logits=logits, k=2, step=step).rsample().sum().backward()  # of a constant: no entries
+        >>> IMLE(logits=logits, k=2, step=step).rsample().sum().backward()  # the sum is constant: no entries
         >>> step.alpha
         1.001
     """
@@ -90,8 +90,7 @@ class IMLE(PerturbedWrapper):
     with the same noise in both. As :math:`\lambda \to 0` its mean tends to the product of g with the Jacobian of E[x]
     if g does not depend on x. So in this limit it is exact for linear f; otherwise, and for finite steps, it is biased.
     Small steps give rare and large gradients, large steps frequent and biased ones. The published estimator lacks the
-    factor
-    :math:`1/\lambda`, with which the gradient has the scale of f.
+    factor :math:`1/\lambda`, with which the gradient has the scale of f.
 
     ``noise="gumbel"`` draws without replacement (Gumbel top-k). With ``"sum_of_gamma"`` the draws are close to those of
     :class:`~khot.ConditionalPoisson` with ``logits / temperature``. ``rsample`` returns exact k-hot vectors, which can

@@ -79,7 +79,7 @@ class PerturbedScores(SamplingDesign):
     @property
     def mean(self) -> Tensor:
         raise NotImplementedError(
-            "the inclusion probabilities of the top k of perturbed scores are not known: estimate them by draws, "
+            "the inclusion probabilities of the top k of perturbed scores are not known: estimate them from draws, "
             "sample((1000,)).mean(0)"
         )
 

@@ -269,7 +269,9 @@ def _kl_wrapper(p: DesignWrapper, q: Distribution) -> Tensor:
 @register_kl(SamplingDesign, DesignWrapper)
 def _kl_to_wrapper(p: SamplingDesign, q: DesignWrapper) -> Tensor:
     if q.scorer is None:
-        raise NotImplementedError(f"there is no divergence to {type(q).__name__}(log_prob='none'): it has no score")
+        raise NotImplementedError(
+            f"there is no divergence to {type(q).__name__}(log_prob='none'): it gives no log-probability"
+        )
     return kl_divergence(p, q.scorer)
 
 

@@ -40,8 +40,8 @@ TRIALS = 4  # swaps that test whether the rows of a plate are independent, as th
 class KHotSwap(MCMCKernel):
     r"""Metropolis-Hastings on the k-hot latent sites of a model, with gradient-informed swaps of two units.
 
-    This is a kernel for ``pyro.infer.mcmc.MCMC``, which leaves the posterior exactly invariant. A step visits all
-    sites. At each it proposes to take one unit out of a k-hot vector and another one in. The derivative of the log
+    This is a kernel for ``pyro.infer.mcmc.MCMC`` that leaves the posterior exactly invariant. A step visits all
+    sites. At each it proposes to remove one unit from a k-hot vector and to add another one. The derivative of the log
     joint density with respect to the vector favours swaps to more probable vectors; these proposals are mixed with
     uniform ones (``khot.infer.swaps`` has the formulas). A step costs one evaluation of the log joint density and its
     gradient, and O(n) more. With a :class:`~khot.ConditionalPoisson` that has a range of sizes, some of the moves add
@@ -81,8 +81,9 @@ class KHotSwap(MCMCKernel):
     ``(X * x).sum(-1)`` or ``X diag(x) Xᵀ`` rather than ``A Aᵀ`` with ``A = X * x``.
 
     Any design of a fixed size with a ``log_prob`` can be a prior, and so can ConditionalPoisson with a range of sizes,
-    but not ``PhantomUnit``, whose sizes may change with its probabilities. Chains reach the vectors that swaps reach
-    through vectors of positive probability: of a design with few vectors, such as ``Systematic``, perhaps not all.
+    but not ``PhantomUnit``, whose sizes may change with its probabilities. A chain reaches only vectors to which swaps
+    lead through vectors of positive probability. If a design has few vectors, as ``Systematic`` does, these may not be
+    all.
 
     Args:
         model: Pyro model with at least one latent k-hot site and a fixed set of sites.
@@ -93,7 +94,7 @@ class KHotSwap(MCMCKernel):
         chains: Number of chains in a batch; None for one chain, for a model that takes no further dimension.
 
     Raises:
-        TypeError: If an argument has the wrong type, or, in ``setup``, ``continuous`` makes no HMC or NUTS kernel, or a
+        TypeError: If an argument has the wrong type, or, in ``setup``, ``continuous`` gives no HMC or NUTS kernel, or a
             discrete site is neither a design of a fixed size nor marked for enumeration.
         ValueError: If an argument is out of range, or, in ``setup``, the model has no k-hot site, has continuous ones
             without ``continuous``, is not written for ``chains``, or no start of positive density is found.
@@ -250,7 +251,7 @@ class KHotSwap(MCMCKernel):
         self._given.values = dict(params)
         inner = self.continuous(self._given)
         if not isinstance(inner, HMC):
-            raise TypeError(f"`continuous` must make an HMC or NUTS kernel, but made {inner!r}")
+            raise TypeError(f"`continuous` must return an HMC or NUTS kernel, but returned {inner!r}")
         if inner._jit_compile:
             raise NotImplementedError("`continuous` must not use jit_compile, which would bake in the k-hot values")
         if given:
@@ -265,7 +266,7 @@ class KHotSwap(MCMCKernel):
             return site
         site = site.in_plates({PLATE} if self._in_chains else set())
         if self._in_chains and not (site.plates and self._factorises(site, params)):
-            raise ValueError(f"{ADVICE}; the terms from {site.name!r} on mix the chains")
+            raise ValueError(f"{ADVICE}; the log joint density mixes the chains of {site.name!r}")
         return site
 
     def _factorises(self, site: KHotSite, params: Values) -> bool:

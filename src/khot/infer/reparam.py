@@ -75,7 +75,7 @@ class KHotReparam(Reparam):
         temperature: float | Tensor | None = None,
     ) -> None:
         if estimator is not None and temperature is not None:
-            raise ValueError("`estimator` and `temperature` exclude each other, but both are given")
+            raise ValueError("`estimator` and `temperature` cannot be combined, but both were given")
         if estimator is not None:
             check_estimator("estimator", estimator)
         if temperature is not None:

@@ -165,7 +165,7 @@ def subset_index(value: Tensor) -> Tensor:
     if can_look(value):
         wrong = value.detach()[~((value == 0) | (value == 1))]
         if wrong.numel():
-            raise ValueError(f"`value` must hold zeros and ones, but got {wrong[0].item():g}")
+            raise ValueError(f"`value` must contain only zeros and ones, but got {wrong[0].item():g}")
         _subsets(value.shape[-1], (value > 0).sum(-1))
     return rank_of_k_hot_vectors(value.detach())
 

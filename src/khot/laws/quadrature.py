@@ -22,7 +22,7 @@ RESOLUTION = 40.0  # nodes in a range that is as narrow as a normal density
 MAX_NODES = 8192
 MAPPED_NODES = 256  # inside a vmap, where numbers cannot be read, except whether this is enough
 ROUNDING = 1e-9  # error of the ends of a range, relative to the range
-MANY_KINKS = 30  # from this number on, kinks cut a range into pieces that need fewer points
+MANY_KINKS = 30  # at least this many kinks cut a range into pieces that need fewer points
 FINE, COARSE = (8, 12), (6, 40)  # points of Gauss' rule on a piece, and pieces in addition to those between kinks
 
 

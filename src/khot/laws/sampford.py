@@ -180,7 +180,7 @@ def _draw_marked(units: _Units, mark: Tensor, generator: torch.Generator | None)
     """Draws ``(draws, rows, n)``, bool, given the indices of their marks among zeros and ones, ``(draws, rows)``."""
     n, bound = units.tree.leaf.shape[1], units.tree.bound
     probs, unit = units.tree.leaf[1].T.expand(*mark.shape, n), (mark % n).unsqueeze(-1)
-    # In rows without a choice all weights are 0, and the mark is a one on the last unit.
+    # Rows without a choice have weights of 0 only; they get an arbitrary mark, a one on the last unit.
     fixed = (mark >= n).unsqueeze(-1) & (probs.gather(-1, unit) > 0)
 
     def of_rows(probs: Tensor, k: Tensor) -> tuple[Tensor]:

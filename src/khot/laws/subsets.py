@@ -57,7 +57,7 @@ def rank_of_k_hot_vectors(value: Tensor) -> Tensor:
     """The rank of each vector ``(..., n)`` among those of the same size, ``(...)``, which has to fit into 63 bits."""
     inside = value > 0
     n = inside.shape[-1]
-    left = inside.long().flip(-1).cumsum(-1).flip(-1)  # units to choose from i on
+    left = inside.long().flip(-1).cumsum(-1).flip(-1)  # units to choose at i and after it
     containing = _vectors_with_unit(n, n, value.device)[torch.arange(n, device=value.device), left]
     return containing.masked_fill(inside, 0).sum(-1)
 

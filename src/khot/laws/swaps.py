@@ -2,18 +2,18 @@ r"""Conditional Poisson samples with unit i and without it, coupled so that they
 
 Let w be the weights. A sample of k units with i has k - 1 others, and one without i has k. Both are drawn unit by unit
 from the others. With r units still to choose, unit u is taken with probability :math:`q_u(r) = w_u e_{r-1} / e_r`,
-where
-:math:`e` are elementary symmetric polynomials of the weights after u and from u on. This grows with r (Newton's
-inequalities). So with the same uniform number for both, the sample with more units to choose takes u whenever the other
-one does. The first unit that it takes alone makes the numbers left to choose equal, and the samples agree from then on.
-That unit is the partner of i: the two samples are one swap of the pair apart.
+where :math:`e_{r-1}` is an elementary symmetric polynomial of the weights after u, and :math:`e_r` one of these weights
+and that of u. This grows with r (Newton's inequalities). So with the same uniform number for both, the sample with more
+units to choose takes u whenever the other one does. The first unit that it takes alone makes the numbers left to choose
+equal, and the samples agree from then on. That unit is the partner of i: the two samples are one swap of the pair
+apart.
 
 Given one of the two samples, its partner for i is thus found by a walk over the units with the hazards
 
 .. math:: h_u = 1 - \frac{1 - q_u(r)}{1 - q_u(r - 1)} \text{ at units that are out, if i is in}, \qquad
     h_u = 1 - \frac{q_u(r - 1)}{q_u(r)} \text{ at units that are in, if i is out}
 
-where r is the number that the sample without i has to choose from u on.
+where r is the number of units that the sample without i still has to choose, u included.
 """
 
 import torch
@@ -39,11 +39,11 @@ def partner_law(logits: Tensor, value: Tensor, largest_k: int) -> Tensor:
     n = logits.shape[-1]
     free = logits.isfinite()
     value = value.double() * free
-    left = value.flip(-1).cumsum(-1).flip(-1).long()  # ones from u on
+    left = value.flip(-1).cumsum(-1).flip(-1).long()  # ones at u and after it
     itself = torch.eye(n, dtype=torch.bool, device=logits.device)
     log_weight = logits.masked_fill(~free, -torch.inf).unsqueeze(-2).masked_fill(itself, -torch.inf)  # (*batch, i, u)
     before = itself.long().cumsum(-1) - itself.long()  # [i, u]: i < u
-    # Logarithms of e_r of the weights from u on without that of i, for r = -1, 0, ..., largest_k.
+    # Logarithms of e_r of the weights at u and after it, without that of i, for r = -1, 0, ..., largest_k.
     log_esp = log_weight.new_full((*log_weight.shape[:-1], largest_k + 2), -torch.inf)
     log_esp[..., 1] = 0.0
     survival = []

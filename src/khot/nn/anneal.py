@@ -115,5 +115,5 @@ def _number_of(module: torch.nn.Module, name: str) -> Any:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()
     if value is None or isinstance(value, torch.Tensor):
-        raise TypeError(f"`start` must be given, as the module's {name} is {value!r}")
+        raise TypeError(f"`start` must be given, because the module's {name} is {value!r}")
     return value

@@ -23,7 +23,7 @@ from .idle_units import DEAD_AFTER, CountsIdleUnits
 from .jump_relu import JumpReLU, checked_threshold
 
 UNTRAINED = (
-    "BatchTopK has no threshold before it was trained: this evaluation keeps the largest entries of its own batch"
+    "BatchTopK has no threshold before it has been trained: this evaluation keeps the largest entries of its own batch"
 )
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ class BatchTopK(CountsIdleUnits):
     In training, the :math:`\mathrm{round}(kB)` largest entries of x ``(..., n)`` with B rows are kept; a relaxed mask
     has the sum :math:`kB`. In evaluation, entries above ``threshold`` are kept, so that rows do not depend on each
     other. The threshold is the moving average, over training batches, of the smallest positive entry that was kept; it
-    is a float32 buffer whatever the dtype of the module. Rows like those of training have k entries above it on
-    average, once x no longer changes: the average lags ``1 / momentum`` batches behind, so let the learning rate decay
-    at the end. Evaluation before any training keeps the largest entries of its batch, and warns. In data that the
-    encoder was not fitted to, more entries may exceed the threshold. To move the threshold to k for such data, call the
+    is a float32 buffer whatever the dtype of the module. Rows like those of the training data have k entries above it
+    on average, once x no longer changes: the average lags ``1 / momentum`` batches behind, so let the learning rate
+    decay at the end. Evaluation before any training keeps the largest entries of its batch, and warns. In data that the
+    encoder was not fitted to, more entries may exceed the threshold. To adapt the threshold to such data, call the
     module in training mode without gradient on some held-out batches::
 
         with torch.no_grad():
@@ -140,7 +140,7 @@ class BatchTopK(CountsIdleUnits):
             super().__setattr__(name, value)
             return
         if self.threshold is None:
-            raise ValueError("`threshold` cannot be assigned where track_running_stats=False: there is none")
+            raise ValueError("`threshold` cannot be assigned with track_running_stats=False, which keeps none")
         value = checked_threshold(value)
         if value.numel() != 1:
             raise ValueError(f"`threshold` must be one number, but got a tensor of shape {tuple(value.shape)}")
@@ -220,7 +220,7 @@ class BatchTopK(CountsIdleUnits):
         if self.cap is None or self.cap >= x.shape[-1]:
             return x
         if has_parts(x):
-            raise NotImplementedError("`cap` must be None where processes share a batch")
+            raise NotImplementedError("`cap` must be None if processes share a batch")
         return x.masked_fill(topk_mask(self.scores_of(x.detach()), self.cap) == 0, -torch.inf)
 
     def _sizes(self, x: Tensor, entries: int, k: float | Tensor) -> tuple[float | Tensor, int | Tensor]:
@@ -233,7 +233,7 @@ class BatchTopK(CountsIdleUnits):
         if k.dim() == 0:
             size = k * rows
         elif has_parts(x):
-            raise NotImplementedError("`k` must be a number, or a tensor without axes, where processes share a batch")
+            raise NotImplementedError("`k` must be a number, or a tensor without axes, if processes share a batch")
         else:
             size = expanded("k", k, x.shape[:-1]).sum()
         return size, size.detach().round().long()
@@ -284,7 +284,7 @@ class BatchTopK(CountsIdleUnits):
     def to_jumprelu(self) -> JumpReLU:
         """The module that it amounts to in evaluation, without training state."""
         if self.threshold is None or bool(self.threshold.isnan()):
-            raise RuntimeError("BatchTopK has no threshold before it was trained: call it in training mode first")
+            raise RuntimeError("BatchTopK has no threshold before it has been trained: call it in training mode first")
         if self.by == "magnitude" or self.cap is not None:
             raise NotImplementedError("JumpReLU has neither magnitudes nor a cap: keep BatchTopK in evaluation mode")
         return JumpReLU(self.threshold)

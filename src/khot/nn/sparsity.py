@@ -179,7 +179,7 @@ class NMSparsity(Masking, Pattern):
             raise ValueError(f"`dim` must be an axis of the weight, but got dim={self.dim} for {tuple(weight.shape)}")
         if weight.shape[self.dim] % self.m:
             axis = "the last axis" if self.dim == -1 else f"axis {self.dim}"
-            raise ValueError(f"`m` must divide {axis}, but got m={self.m} for a weight {tuple(weight.shape)}")
+            raise ValueError(f"`m` must divide {axis}, but got m={self.m} for a weight of shape {tuple(weight.shape)}")
         if self.scores is not None and self.scores.shape != weight.shape:
             raise ValueError(
                 f"`scores` must have the shape {tuple(weight.shape)} of the weight, but have {tuple(self.scores.shape)}"

@@ -240,7 +240,7 @@ class GatherTopK(Masking):
                 raise ValueError(f"`k` must be at least 0, but got {value}")
             return k
         if value is not None and not self.straight_through:
-            raise ValueError("`softness` cannot be assigned where it was None: make the module with one")
+            raise ValueError("`softness` cannot be assigned to a module without one: construct it with a softness")
         return super().checked(name, value, learned)
 
     def forward(self, scores: Tensor, tokens: Tensor, k: int | None = None) -> Selection:

@@ -116,7 +116,7 @@ class _Neighbours(NamedTuple):
     lower: Tensor
     upper: Tensor
     left_share: Tensor  # of the sum over the items up to and including ``lower``
-    right_share: Tensor  # of the sum over the items from ``upper`` on
+    right_share: Tensor  # of the sum over ``upper`` and the items above it
 
 
 def _neighbours(z: Tensor, gap: Tensor, t: Tensor, points: Points) -> _Neighbours:

@@ -1,4 +1,4 @@
-r"""Soft ranks, sorting and permutations with another law than Laplace's, by sums over all pairs in O(n^2).
+r"""Soft ranks, sorting and permutations with laws other than Laplace's, by sums over all pairs in O(n^2).
 
 With a link F the count of the items below t is :math:`\sum_i F((t - x_i)/s)` (LapSum, section 3). The point where it
 reaches a target c is given by the threshold of a relaxed mask of -x that sums to c, and that mask selects the items

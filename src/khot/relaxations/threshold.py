@@ -32,11 +32,11 @@ def topk_threshold(
 
     .. math:: \text{relaxation}(x, k, s)_i = F((x_i - t)/s), \quad \sum_i F((x_i - t)/s) = k
 
-    For :func:`topk_mask`, t is the midpoint between the k-th and the next largest score, so ``x > t`` is the mask
-    unless the two are equal; t is ``inf`` for ``k = 0`` and ``-inf`` for ``k = n``. For a relaxed mask, t is finite for
-    every
-    k: at 0 and n it is so far away that the mask is the same to double precision. For a sparse mask without an entry
-    strictly between 0 and 1, t is one of several solutions, and its derivatives are returned as 0.
+    For :func:`topk_mask`, t is the midpoint between the k-th and the next largest score, so
+    ``x > t`` is the mask unless the two are equal; t is ``inf`` for ``k = 0`` and ``-inf`` for ``k = n``. For a relaxed
+    mask, t is finite for every k: at 0 and n it is so far away that the mask is the same to double precision. For a
+    sparse mask without an entry strictly between 0 and 1, t is one of several solutions, and its derivatives are
+    returned as 0.
 
     The threshold moves with ``x + c``. It is differentiable to any order in ``x``, ``k`` and ``softness``, as the mask
     is; for ``topk_mask`` in ``x`` alone. Its dtype is float64 whatever the dtype of ``x``, or float32 on a device

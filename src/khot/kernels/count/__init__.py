@@ -12,11 +12,11 @@ way                time of a row of n units     where it is used, and why
 characteristic     n times 4 to 32 nodes        loops on a CPU, variance of B of at least ``numba_nodes.LEAST``: a node
 function                                        takes less time than a count of a window, and derivatives need no
                                                 second table; all pairs of units; sharded rows
-recursion over     n times the window of B,     loops on a CPU, the rows that are left, where sums over nodes lose
+recursion over     n times the window of B,     loops on a CPU, all other rows, in which sums over nodes lose
 the units          a few deviations             digits; all draws, which need the law of every first part of a row
-product tree       n log² n                     rows of more than ``LONGEST`` units, from which on a window takes more
-                                                time; plain torch and accelerators; ranges of sizes; derivatives of
-                                                every order
+product tree       n log² n                     rows of more than ``LONGEST`` units, in which a window takes more time;
+                                                plain torch and accelerators; ranges of sizes; derivatives of every
+                                                order
 =================  ===========================  =====================================================================
 
 Operators for units given B = k:
@@ -51,7 +51,7 @@ from torch import Tensor
 from ..registry import Backends, DrawOperator, Operator, only_if
 from . import reference, reference_inverse, reference_marked, reference_tree
 
-LONGEST = 2**14  # units of a row; the product tree is faster from a few times this length on
+LONGEST = 2**14  # units of a row; the product tree is faster in rows at least a few times as long
 
 
 _short_rows = only_if(

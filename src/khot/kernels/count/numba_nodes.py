@@ -96,7 +96,9 @@ def room():
 
 @per_row
 def law_of_count(p, q, k, at, series):
-    """Writes the nodes and w; returns the number of nodes, 0 for a row to be left, the number of terms, and P(B = k).
+    """Writes the nodes and w; returns the number of nodes, the number of terms, and P(B = k).
+
+    The number of nodes is 0 for a row that is left to other code.
 
     ``series`` is from :func:`khot.kernels.count.numba_series.room`; without terms the row is processed directly.
     """

@@ -62,8 +62,7 @@ def marked_count_log_prob_derivative(
 
     In E[D; B = k] a probability occurs in D, with the derivative ``slope``, and as the probability of a value. With
     respect to the latter, the derivative of the logarithm is (P(x_i = 1) - p_i) / (p_i (1 - p_i)), where P is the law
-    with
-    marks: this is 0, as its inclusion probabilities are p. Impossible values, and probabilities of 0 or 1, have no
+    with marks: this is 0, as its inclusion probabilities are p. Impossible values, and probabilities of 0 or 1, have no
     derivative.
     """
     sign, chance = torch.where(value == 1, 1.0, -1.0), torch.where(value == 1, balanced, 1 - balanced)

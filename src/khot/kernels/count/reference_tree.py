@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def pair_merge(x: Tensor, start: int, length: int) -> Tensor:
-    """Convolves ``x[:, 0]`` with ``x[:, 1]`` along dim 0, ``(width, 2, ...)`` to ``(length, ...)`` from start on."""
+    """Convolves ``x[:, 0]`` with ``x[:, 1]`` along dim 0: ``(width, 2, ...)`` to ``length`` entries at ``start``."""
     width = x.shape[0]
     total = x.new_zeros(max(2 * width - 1, start + length), *x.shape[2:])
     for i in range(width):

@@ -24,7 +24,7 @@ TINY = np.finfo(np.float64).tiny
 
 @per_row
 def _fill(seed, draw, row, first_unit, start, block, key, luck):
-    """Random bits whose last bits are the number of a place, and uniform numbers, for the places from ``start`` on."""
+    """Random bits that end in the number of a place, and uniform numbers, for places that begin at ``start``."""
     for i in range(key.shape[0]):
         place = start + i
         a, b, c, d = random_words(seed, draw, row, first_unit + place)

@@ -1,6 +1,6 @@
 """The target of a compilation: whether it is CUDA, and whether Triton interprets the kernel.
 
-Triton has a function for the former from 3.5 on; in 3.4 the options of the compiler have it.
+Triton 3.5 and newer have a function for the former; in 3.4 it is found in the options of the compiler.
 """
 
 # mypy: disable-error-code="no-untyped-def"

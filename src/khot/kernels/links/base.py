@@ -216,6 +216,6 @@ class Link(metaclass=LinkType):
 
 @lru_cache(maxsize=256)
 def link_numbers(link: Link) -> tuple[float, float, float]:
-    """The numbers that fused loops get of a link at run time: q, and centre and squared spread for the first guess."""
+    """The numbers of a link that fused loops get at run time: q, and centre and squared spread for the first guess."""
     centre, spread = link.start(torch.device("cpu"))
     return float(link.q), float(centre), float(spread)

@@ -30,7 +30,7 @@ class FarTail(NamedTuple):
     Attributes:
         log_decay: ``(a, beyond)``: log F'(a + beyond) - log F'(a).
         mills: ``(a)``: the tail F(-a) over F'(a).
-        gap: The width in scales of a gap around t from which on these are exact, or tails are about to underflow.
+        gap: The smallest width, in scales, of a gap around t in which these are exact, or tails are about to underflow.
         reach: The distance in scales beyond the nearest item on its side at which another item is negligible.
         is_exponential: Whether this ratio is the same everywhere.
     """

@@ -1,4 +1,4 @@
-"""Links in Triton: what a kernel needs of a link, and the formulas that all links share.
+"""Links in Triton: what a kernel needs from a link, and the formulas that all links share.
 
 A kernel takes a link as a constexpr, one of the records below: functions and numbers of one link. The functions take
 the record itself as their last argument, like methods: ``LINK.tails(a, LINK)``. Triton compiles a kernel once for each
@@ -109,7 +109,7 @@ class CompactLink(TritonLink):
 
     Attributes:
         cap: The z from which F(z) = 1.
-        uncapped: ``(z, q, LINK)``: F and F' below the cap, at unit * z; both 0 from there on.
+        uncapped: ``(z, q, LINK)``: F and F' below the cap, at unit * z; both are 0 beyond it.
         log_uncapped: ``(z, q, LINK)``: log F(z) below the cap.
         newton_step: ``(residual, excess, total, slope, k, q, LINK)``: as in the torch link.
     """

@@ -78,7 +78,7 @@ def name_of(link: "Link") -> str:
         if not _lives(identity):
             raise ValueError(
                 f"a link made inside a compiled function must have plain numbers, strings, None or tuples of them as "
-                f"attributes, which those of {cls.__name__} are not: make it outside"
+                f"attributes, which those of {cls.__name__} are not: construct it outside"
             )
         return f"{cls.class_name}#{_THIS_PROCESS}.{identity}"
     if not values:

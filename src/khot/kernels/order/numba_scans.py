@@ -153,7 +153,7 @@ def _scans(fill_decays: Compiled, decay_across: Compiled, value: Compiled, join:
 
 @per_row
 def stretch(x, inverse, flow):
-    """-sum of z dL/dz, in which a gap counts with the flow across it; across a very wide gap there is no flow."""
+    """-sum of z dL/dz, as a sum over the gaps, each times the flow across it; a very wide gap has no flow."""
     crossing = total = 0.0
     for i in range(1, x.shape[0]):
         crossing += flow[i - 1]

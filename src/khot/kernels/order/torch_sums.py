@@ -74,7 +74,7 @@ def soft_count_inverse(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, T
         return Points(z.new_empty(shape), *(z.new_empty(shape, dtype=torch.long) for _ in range(2)))
     left, right = sums_around(z, gap, torch.ones_like(z), torch.ones_like(z))
     places = torch.arange(1, n + 1, dtype=z.dtype, device=z.device)
-    # F at the items, + 1/2 to make the targets integers. Each item lies below all targets from the next one on:
+    # F at the items, + 1/2 to make the targets integers. Each item lies below the next target and all later ones:
     # counting is many times faster than a binary search for each target.
     rank = (right - left).mul_(0.5).add_(places if not between else places - 0.5)
     first_above = rank.ceil_().long()

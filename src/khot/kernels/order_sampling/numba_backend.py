@@ -222,7 +222,7 @@ def _product_rows(first, last, theta, k, depth, of_rows, vector, changes, left, 
 
 @inlined
 def _fill_vector(law, places, vector, h):
-    """The vector in terms of rarer fates, without its mean: the mean changes no product, and terms become smaller."""
+    """The vector in terms of rarer fates, less its mean, which changes no product; this makes terms smaller."""
     sides = law.sides
     total, weights = 0.0, np.finfo(np.float64).tiny
     for j in range(sides.end):

@@ -8,9 +8,8 @@ units above, to be missing. With R and T such that
 
 and the minus sign above, sums over :math:`\varphi = 2 \pi j / M` give P(N = k) = mean(T), the probability of the rarer
 fate of unit i given N = k, mean(T R_i) / mean(T), and its covariance with a sum of such fates. They are exact except
-for
-:math:`P(N = k \pm M), P(N = k \pm 2M), ...`, and large angles are negligible. Unless N has almost no spread no digits
-are lost: mean(T) is about one over the standard deviation.
+for :math:`P(N = k \pm M), P(N = k \pm 2M), ...`, and large angles are negligible. Unless N has almost no spread no
+digits are lost: mean(T) is about one over the standard deviation.
 """
 
 # mypy: disable-error-code="no-untyped-def"

@@ -198,7 +198,7 @@ def _order_draw(
             store_tile(x_ptr, key.to(tl.float32, bitcast=True), start, n, BLOCK)
         tl.debug_barrier()  # other threads will read what this one stored
         cut, ties = _find(0, x_ptr, n, k, BLOCK, False)
-        tl.debug_barrier()  # no thread may overwrite what others have not counted
+        tl.debug_barrier()  # no thread may overwrite what the others have yet to count
         for start in range(0, n, BLOCK):
             chosen, seen = _chosen(_load_keys(x_ptr, start, n, BLOCK), cut, ties, seen)
             store_tile(x_ptr, chosen.to(tl.float32), start, n, BLOCK)

@@ -2,9 +2,8 @@
 
 A count takes one comparison and one addition per entry, and compilers vectorise it: counts at three thresholds cost
 0.08 ns per entry in a cache. Numbers are ordered like the integers with the same bits, so three thresholds cut their
-range in
-four: one pass for two bits, at most 16 for float32 and 32 for float64, whatever the row. A row of 1000 normal scores
-takes about 8, or 4 with good guesses.
+range in four: each pass settles two bits, and there are at most 16 passes for float32 and 32 for float64, whatever the
+row. A row of 1000 normal scores takes about 8 passes, or 4 with good guesses.
 """
 
 # mypy: disable-error-code="no-untyped-def, call-arg, var-annotated"

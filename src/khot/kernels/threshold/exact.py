@@ -131,7 +131,7 @@ def _search(
             again = _search_offset(rows.take(lost), Root(*(v[lost] for v in root)), width[lost], dtype)
             at.anchor[lost], at.offset[lost] = again.anchor, again.offset
         if not bool(root.done.all()):
-            raise RuntimeError(f"found no threshold: {rows.link} must increase from 0 to 1, and have no NaN")
+            raise RuntimeError(f"found no threshold: {rows.link} must increase from 0 to 1, and must not be NaN")
     if rows.link.compact and rows.link.reaches_zero:
         at, free = _leave_kink(rows, at)
         return at, root.found | free

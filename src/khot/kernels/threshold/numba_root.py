@@ -29,7 +29,10 @@ from .numba_scale import Scale, Shape
 LOST, FOUND, UNSURE, INFINITE = range(4)
 
 STEPS, NEWTON_STEPS = 30, 8  # 2 to 5 are usual; from the latter on every second step cuts the bracket
-NARROWEST, WIDEST = 2.0**-50, 2.0**50  # scales with which nothing overflows except in rows that are left anyway
+NARROWEST, WIDEST = (
+    2.0**-50,
+    2.0**50,
+)  # scales with which nothing overflows except in rows that are left to other code anyway
 NO_QUANTILES = math.nan, math.nan, math.nan, math.nan
 SHORT = 2.0**-30  # of a step between neighbouring doubles, relative to distances from the threshold
 FAR = 8.0  # scales over which tails fall by a factor

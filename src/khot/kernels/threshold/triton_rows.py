@@ -244,7 +244,7 @@ def _store_part(here, y, left, TILE: tl.constexpr):
 
 @triton.jit
 def left_of(start, n, TILE: tl.constexpr):
-    """The number of columns from this one on."""
+    """The number of columns that are left, this one included."""
     return tl.multiple_of(n - start, 4) if TILE.aligned else n - start
 
 

@@ -1,4 +1,4 @@
-"""Sorted transport on a CPU, row by row, for few places; rows that the loops leave go to the torch backend."""
+"""Sorted transport on a CPU, row by row, for few places; rows that the loops do not solve go to the torch backend."""
 
 import functools
 import math

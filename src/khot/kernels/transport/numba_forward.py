@@ -1,6 +1,6 @@
 """Sorted transport of rows as a loop of numba: Newton's method of :mod:`.solver` from the same start, then the plan.
 
-Rows that take too many steps, or whose plan the products of :mod:`.numba_plan` cannot give, are left.
+Rows that take too many steps, or whose plan the products of :mod:`.numba_plan` cannot give, are left to other code.
 """
 
 # mypy: disable-error-code="no-untyped-def"

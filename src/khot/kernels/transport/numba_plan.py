@@ -1,9 +1,9 @@
 """Sorted transport's plan, the sums over it, and the systems of its dual, as functions of numba, in float64.
 
 The plan is computed for some items at a time, one column each, from the decays :math:`d_l = e^{-|z_l|}` of an item at
-the thresholds: :math:`e^{s_j}` is the product of those with :math:`z_l < 0` at places from j on and of those with
-:math:`z_l > 0` before j. So an item costs one exponential per threshold, and products of positive numbers lose no
-digits. If thresholds are so far out of order that these products underflow, the row is left.
+the thresholds: :math:`e^{s_j}` is the product of those with :math:`z_l < 0` at place j and later ones, and of those
+with :math:`z_l > 0` before j. So an item costs one exponential per threshold, and products of positive numbers lose no
+digits. If thresholds are so far out of order that these products underflow, the row is left to other code.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -45,7 +45,7 @@ def fill(values, number):
 
 @per_row
 def _split_decays(x, threshold, half, after, here, decay):
-    """For one threshold: the products over the places from here on, and the factor of the places after it."""
+    """For one threshold: the products over this place and those after it, and the factor of the places after it."""
     for i in range(x.shape[0]):
         z = (x[i] - threshold) / half
         d = _exp(-abs(z))
