@@ -30,10 +30,11 @@ from khot.kernels.operators.autograd import has_derivative
 from khot.kernels.order_sampling.noises import LOG_EXPONENTIAL, LOGISTIC, Noise
 
 DEPTH = 36.0  # an integral ends, and a count is ignored, where its share is e^-36
-FARTHEST, FARTHEST_AHEAD = 160.0, 600.0  # distances between positions of ordinary rows
+FARTHEST = 24.0, 160.0  # distance of positions in ordinary rows on a CPU, where more nodes cost too much, and elsewhere
+FARTHEST_AHEAD = 600.0  # of a member from all units outside the set, if ranks are exponential
 FINE = 4  # points of the grid per unit of time
 MOST_POSITIONS = 2**20  # of all rows; a grid has about a hundred points for each
-WORK = 512  # members times nodes per unit of a row, at most: for large k, exponential variables have many nodes
+WORK, FEW = 192, 160  # members times nodes, per unit of a row or of this many units: for large k there are many nodes
 OUTSIDE = 1e300  # lowers positions so far that their exponentials are 0
 
 
@@ -90,7 +91,7 @@ class Times(NamedTuple):
 def times(noise: Noise, theta: Tensor, k: int) -> Times | None:
     """For positions up to 0; None if some are too far from it."""
     spread, n = -theta.amin().item(), theta.shape[-1]
-    if not spread <= FARTHEST:
+    if not spread <= FARTHEST[theta.device.type != "cpu"]:
         return None
     time, before, expected = _grid(n, k, math.ceil(spread), theta.device)
     place = (CAME[noise](time + theta).sum(-1) > expected).sum(1)
@@ -117,8 +118,7 @@ def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Ten
     shape, constant = broadcast_shapes(theta.shape, value.shape), not has_derivative(value, torch.is_grad_enabled())
     if noise not in LOG_PROBS or not (constant and shape.numel() and is_ordinary(theta, k, value)):
         return None
-    if shape[len(shape) - theta.ndim :] != theta.shape:
-        theta = theta.expand(shape)
+    theta = theta if shape[len(shape) - theta.ndim :] == theta.shape else theta.expand(shape)
     values = value.double().expand(shape).reshape(-1, theta.shape[:-1].numel(), shape[-1])
     found = LOG_PROBS[noise](centred(theta), cast(int, k), values)
     return None if found is None else found.view(shape[:-1])
@@ -147,7 +147,7 @@ def _exponential_rule(k: int, device: torch.device) -> list[Tensor]:
 
 def _log_prob_log_exponential(theta: Tensor, k: int, value: Tensor) -> Tensor | None:
     up, log_weight = _exponential_rule(k, theta.device)
-    if k * len(up) > WORK * theta.shape[-1]:
+    if k * len(up) > WORK * max(theta.shape[-1], FEW):
         return None
     theta = theta.expand(value.shape)
     others = torch.sub(theta, value, alpha=OUTSIDE).logsumexp(-1, keepdim=True)
