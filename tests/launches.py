@@ -20,10 +20,10 @@ from khot.kernels.operators.platforms import PLATFORMS
 from khot.kernels.registry import OPERATORS
 
 FREE = {
-    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "diagonal", "empty", "empty_like",
+    "_conj", "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "diagonal", "empty", "empty_like",
     "empty_strided", "expand", "is_same_size", "lift_fresh", "new_empty", "new_empty_strided", "permute", "reshape",
     "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze",
-    "view",
+    "view", "view_as_complex", "view_as_real",
 }  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from khot import Brewer, Sampford, Systematic, sigmoid_topk
+from khot import Brewer, GumbelTopK, ParetoSampling, Sampford, Systematic, sigmoid_topk
+from khot.laws import order_at_once, order_inclusion_at_once
 from tests.launches import launches, launches_of_gradient
 
 N, K = 100, 5
@@ -36,3 +37,25 @@ def test_log_probabilities(design, most, most_of_gradient):
     assert names.total() <= most, names
     names = launches_of_gradient(log_prob, probs)
     assert names.total() <= most_of_gradient, names
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("n", [20, N])
+@pytest.mark.parametrize("design", [GumbelTopK, ParetoSampling])
+def test_order_sampling(design, n, scale, monkeypatch):
+    """Log-probabilities, inclusion probabilities and the derivatives of both by the positions, as on an accelerator."""
+    monkeypatch.setattr(order_at_once, "FARTHEST", (160.0, 160.0))
+    monkeypatch.setattr(order_inclusion_at_once, "MOST", dict.fromkeys(order_inclusion_at_once.MOST, (2**26, 2**26)))
+    monkeypatch.setattr(order_inclusion_at_once, "ELEMENTS", (2**26, 2**26))
+    logits = (scale * torch.randn(16, n, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    made, numbers = design(logits=logits, k=K, validate_args=False), design(logits=logits, k=K)
+    positions, value = made._positions, made.sample((2,))
+    for function, expected in (
+        (lambda: made._log_prob(value), numbers.log_prob(value)),
+        (lambda: made.mean, numbers.mean),
+    ):
+        found, names = launches(function)
+        torch.testing.assert_close(found, expected)
+        assert names.total() <= 40, names
+        names = launches_of_gradient(found, positions)
+        assert names.total() <= 40, names

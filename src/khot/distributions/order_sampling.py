@@ -52,6 +52,8 @@ class OrderSampling(SamplingDesign):
     inclusion probabilities of logistic noise in rows of more than 16384 units. Elsewhere the integrals hold all units
     at all nodes of the quadrature, 80 or more, in several float64 numbers each: up to 20 KB per unit if gradients are
     needed. On a CPU some rows are processed at a time, so that this is 150 MB, or one row.
+    On an accelerator an integral and its gradient take at most 40 launches each for smooth noise, rows of one k that
+    are neither many nor long, and positions that are finite and at most 160 apart; otherwise several hundred.
     """
 
     _noise: ClassVar[Noise]

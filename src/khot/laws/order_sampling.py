@@ -35,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from khot._contents import can_look
+from khot._contents import can_look, has_contents
 from khot._tracing import broadcast_shapes
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.count import bernoulli_count
@@ -46,6 +46,7 @@ from khot.kernels.order_sampling.derivatives import fused_inclusion, fused_log_p
 from khot.kernels.order_sampling.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
 from khot.kernels.threshold import solve_threshold
 
+from . import order_at_once, order_inclusion_at_once
 from .conditional_poisson import count_law
 from .inverse import solve_logits
 from .inverse_newton import Family, register_family
@@ -116,7 +117,13 @@ def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor, depth:
 
     ``depth`` is the accuracy that the caller needs, as in :mod:`khot.kernels.order_sampling`.
     """
-    return _log_prob(theta, _as_tensor(k, theta), value, noise.name, depth)
+    if log_prob_is_fused(noise, theta) or not has_contents(theta, value):
+        return _log_prob(theta, _as_tensor(k, theta), value, noise.name, depth)
+    return _log_prob_in_torch(theta, k, value, noise.name)
+
+
+def _as_number(k: int | Tensor) -> int | Tensor:
+    return int(k) if isinstance(k, Tensor) and k.ndim == 0 and can_look(k) else k
 
 
 def _as_tensor(k: int | Tensor, theta: Tensor) -> Tensor:
@@ -142,7 +149,10 @@ def _runs_now(theta: Tensor, *tensors: Tensor) -> bool:
     return bool(distance.masked_fill_(distance == torch.inf, 0.0).amax() <= FARTHEST_IN_LOOPS)
 
 
-def _log_prob_in_torch(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> Tensor:
+def _log_prob_in_torch(theta: Tensor, k: int | Tensor, value: Tensor, noise: str) -> Tensor:
+    at_once = order_at_once.log_prob(NOISES[noise], theta, _as_number(k), value)
+    if at_once is not None:
+        return at_once
     rows, law_of = _rows(theta, k), NOISES[noise]
     contradicts = (~rows.open & ((value != 0) != rows.certain)).any(-1)
     void = contradicts | ~(rows.open & (value != 0)).any(-1)
@@ -312,7 +322,9 @@ def _count_of_shifts(theta: Tensor, k: Tensor, tilt: Tensor) -> Callable[[Tensor
 
 def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor, depth: float = EXACT) -> Tensor:
     """P(i in S) of every unit, ``(*batch, n)``, to about 1e-12, or to e^-depth if less is required."""
-    return _inclusion_probabilities(theta, _as_tensor(k, theta), noise.name, depth)
+    if inclusion_is_fused(noise, theta) or not has_contents(theta):
+        return _inclusion_probabilities(theta, _as_tensor(k, theta), noise.name, depth)
+    return _inclusion_in_torch(theta, k, noise.name)
 
 
 @differentiable_operator("order_sampling_inclusion")
@@ -322,7 +334,10 @@ def _inclusion_probabilities(theta: Tensor, k: Tensor, noise: str, depth: float)
     return _inclusion_in_torch(theta, k, noise)
 
 
-def _inclusion_in_torch(theta: Tensor, k: Tensor, noise: str) -> Tensor:
+def _inclusion_in_torch(theta: Tensor, k: int | Tensor, noise: str) -> Tensor:
+    at_once = order_inclusion_at_once.inclusion(NOISES[noise], theta, _as_number(k))
+    if at_once is not None:
+        return at_once
     rows = _rows(theta, k)
     included, out = _inclusion(NOISES[noise], rows)
     probs = torch.where(included < out, included, 1 - out)
