@@ -35,7 +35,15 @@ UNTIMED = {  # public names that are no map, design or estimator of their own
     "AdaptiveStep", "Link", "Logistic", "MovingAverage", "SamplingDesign", "StudentT", "horvitz_thompson",
     "straight_through_value",
 }  # fmt: skip
-HELPERS = {"build_readme", "common", "generated_language", "image_data", "runs"}  # tested by what they return
+HELPERS = {
+    "build_readme",
+    "common",
+    "generated_language",
+    "image_data",
+    "runs",
+    "text_data",
+    "translator",
+}  # tested by what they return
 
 
 def scripts(folder: str) -> list[Path]:
