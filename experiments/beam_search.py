@@ -15,13 +15,13 @@ should predict the reference: the loss is -sum over t of log p_t(reference word 
 entry of each pointer; on generated data p_t mixes the predictions of all ancestors at step t as the pointers say.
 The gradient flows through the choices in both cases.
 
-The paper trains on WMT'14, English to French, and reports 36.27 BLEU, and 35.38 with teacher forcing alone (table 2).
+The paper trains on WMT'14, English to French, and reports 36.27 BLEU, and 35.38 with teacher forcing alone.
 
 On Multi30k, captions of photographs, the settings are the paper's: 5 beams, epsilon 0.1, the largest entry of each
 back pointer, and in one row the paper's teacher forcing ratio of 0.8, which we read as the share of the minibatches
-that are teacher-forced. What differs: 29,000 short sentences in small letters in place of 12 million, words in place
-of the paper's, a smaller network with dropout, and only the 16 most likely words extend a beam in training. The weights
-of all others are nearly 0. BLEU is sacrebleu's with its tokeniser 13a. The test is test_2016_flickr.
+that are teacher-forced. What differs: 29,000 short sentences in small letters in place of millions, a small vocabulary
+of whole words, and a small network with dropout. Only the 16 most likely words extend a beam in training, as the
+weights of all others are nearly 0. BLEU is sacrebleu's with its tokeniser 13a, on test_2016_flickr.
 
 Protocol: all rows start from the same teacher-forced model, and train on for the same number of steps, with the same
 optimiser and batches. On the generated language a step through the search takes about six times as long as a
@@ -237,10 +237,7 @@ def run_text(run: Run, args: Namespace) -> Result:
         file = run.file and run.file.parent / f"{row.replace(' ', '_')}_seed_{run.seed}"
         return replace(run, row=row, file=file)
 
-    def validate() -> float:
-        return validation_loss(model, texts.validation)
-
-    def validation_loss_of_all() -> float:
+    def forced_validation_loss() -> float:
         return validation_loss(model, texts.validation)
 
     def lacking_bleu() -> float:
@@ -251,7 +248,7 @@ def run_text(run: Run, args: Namespace) -> Result:
 
     first = Ends(TEXT_RATE, args.epochs, args.patience)
     later = Ends(LATER_TEXT_RATE, args.later_epochs, args.later_epochs)
-    fitted = {START: fit_text(stage(START), model, texts.train, forced_loss, validation_loss_of_all, first)}
+    fitted = {START: fit_text(stage(START), model, texts.train, forced_loss, forced_validation_loss, first)}
     start, shown = deepcopy(model.state_dict()), {START: by_beams()}
     for row, loss in later_losses(SoftSearch(args.beams, TEXT_EPSILON, CANDIDATES, follows_one=True)).items():
         model.load_state_dict(start)

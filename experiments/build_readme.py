@@ -78,6 +78,7 @@ SOURCES = {
     "topk_loss": Source(f"figure 6 of {SANDER} and table 1 of {LAPSUM}", ("cifar100",)),
     "topk_attention": Source(f"figure 6 of {SOFT}", (GERMAN,)),
     "vae": Source(f"table 4 of {K_HOT}", ("mnist",)),
+    "vit_experts": Source(f"the router of {SANDER}", ("photographs",)),
 }
 
 

@@ -30,6 +30,7 @@ OWN_TESTS = {  # of the experiments that test_smoke.py does not run
     "vae": "test_vae.py",
     "variable_selection": "test_variable_selection.py",
     "variable_selection_methods": "test_variable_selection_methods.py",
+    "vit_experts": "test_vit_experts.py",
 }
 UNTIMED = {  # public names that are no map, design or estimator of their own
     "AdaptiveStep", "Link", "Logistic", "MovingAverage", "SamplingDesign", "StudentT", "horvitz_thompson",
