@@ -15,7 +15,7 @@ should predict the reference: the loss is -sum over t of log p_t(reference word 
 entry of each pointer; on generated data p_t mixes the predictions of all ancestors at step t as the pointers say.
 The gradient flows through the choices in both cases.
 
-The paper trains on WMT'14, English to French, and reports 36.27 BLEU, and 35.38 with teacher forcing alone.
+The paper trains on WMT'14, English to French, and finds a higher BLEU than with teacher forcing alone.
 
 On Multi30k, captions of photographs, the settings are the paper's: 5 beams, epsilon 0.1, the largest entry of each
 back pointer, and in one row the paper's teacher forcing ratio of 0.8, which we read as the share of the minibatches
@@ -64,7 +64,6 @@ SHOWN = 10  # words in the figure
 START, FORCED, SEARCHED, BOTH = "before", "teacher forcing", "SOFT beam search", "half of each"
 PAPERS = "SOFT beam search in one batch of five"
 BLEU, GREEDY, EXACT = "BLEU, beam search", "BLEU, greedy", "sentences right, %"
-PAPER = {"paper, WMT'14 English to French: BLEU": {FORCED: "35.38", PAPERS: "36.27"}}
 
 # Of Multi30k
 TEXT_WIDTH, TEXT_DROPOUT, VOCABULARY = 128, 0.2, 4000
@@ -199,7 +198,8 @@ def text_bleu(model: Translator, corpus: Corpus, target: Vocabulary, right: Iter
     for sources in corpus.sources.split(TEST_BATCH):
         found += search(model, sources[:, : int((sources != END).sum(-1).max()) + 1], beams, LONGEST_WRITTEN)
     written = [" ".join(target.decode(words)) for words in found]
-    return corpus_bleu(written, [[" ".join(words) for words in right]], tokenize="none").score
+    references = [" ".join(words) for words in right]
+    return corpus_bleu(written, [references], tokenize="none", force=True).score  # texts that are tokenised already
 
 
 class Ends(NamedTuple):
@@ -287,7 +287,7 @@ def main_of_text(args: Namespace) -> Table:
     name = f"beam_search_{args.pair}"
     (results,) = run_grid(args, name, ["all rows"], run_text).values()
     title = f"Translation of Multi30k, {args.pair}, {args.sentences or 'all'} sentences to train on"
-    table = Table(title, {BLEU: ".2f", GREEDY: ".2f"}, FORCED, PAPER)
+    table = Table(title, {BLEU: ".2f", GREEDY: ".2f"}, FORCED)
     for result in results:
         for row, scores in result["scores"].items():
             table.add(row, scores)
