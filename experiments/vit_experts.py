@@ -236,14 +236,14 @@ def draw_figure(table: Table, results: dict[str, list[Result]]) -> Figure:
     panels[0].invert_yaxis()
     panels[0].set(xlabel=f"{ACCURACY} (mean and sd over the seeds)")
     maps = {row: np.array(results[row][0]["taken"]) for row in routers}
-    most = max((counts.max() for counts in maps.values()), default=1.0)
+    most = max((counts.max() for counts in maps.values() if counts.min() < EXPERTS), default=1.0)
     for panel, (row, counts) in zip(panels[1:], maps.items(), strict=True):
         side = round(len(counts) ** 0.5)
         image = panel.imshow(counts.reshape(side, side), cmap="viridis", vmin=0, vmax=most)
         panel.set_title(row, fontsize=8)
         panel.set_axis_off()
     if routers:
-        figure.colorbar(image, ax=panels[1:], shrink=0.8, label="experts per patch")
+        figure.colorbar(image, ax=panels[1:], shrink=0.8, label="experts per patch", extend="max")
     return figure
 
 
