@@ -20,6 +20,7 @@ NAMES = {
     "fashion-mnist": "Fashion-MNIST",
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
+    "multi30k": "Multi30k",
 }
 K_HOT, SOFT, SANDER, LAPSUM = "the k-hot paper", "Xie et al. (2020)", "Sander et al. (2023)", "LapSum"
 SIMPLE, SFESS = "SIMPLE", "SFESS"
@@ -77,6 +78,7 @@ SOURCES = {
     "topk_loss": Source(f"figure 6 of {SANDER} and table 1 of {LAPSUM}", ("cifar100",)),
     "topk_attention": Source(f"figure 6 of {SOFT}", (GERMAN,)),
     "vae": Source(f"table 4 of {K_HOT}", ("mnist",)),
+    "vit_experts": Source(f"the router of {SANDER}", ("photographs",)),
 }
 
 
@@ -124,13 +126,11 @@ def provenance(experiment: Experiment) -> str:
     if source is None:
         return ""
     sentences = [f"Based on {source.part}."]
-    used = sorted(
-        {str(document["settings"]["data"]) for document in experiment.documents if "data" in document["settings"]}
-    )
+    used = sorted({str(document["settings"].get("data", "generated")) for document in experiment.documents})
     theirs = " and ".join(NAMES.get(name, name) for name in source.data)
     if same := [NAMES[name] for name in used if name in source.data]:
         sentences.append(f"Data: {', '.join(same)}, as in the paper.")
-    other = [NAMES.get(name, name) for name in used if name not in source.data] if used else ["generated"]
+    other = [NAMES.get(name, name) for name in used if name not in source.data]
     if experiment.documents and source.data and other:
         what = "The data of the other tables differ" if same else "The data differ from the paper's"
         sentences.append(

@@ -30,12 +30,21 @@ OWN_TESTS = {  # of the experiments that test_smoke.py does not run
     "vae": "test_vae.py",
     "variable_selection": "test_variable_selection.py",
     "variable_selection_methods": "test_variable_selection_methods.py",
+    "vit_experts": "test_vit_experts.py",
 }
 UNTIMED = {  # public names that are no map, design or estimator of their own
     "AdaptiveStep", "Link", "Logistic", "MovingAverage", "SamplingDesign", "StudentT", "horvitz_thompson",
     "straight_through_value",
 }  # fmt: skip
-HELPERS = {"build_readme", "common", "generated_language", "image_data", "runs"}  # tested by what they return
+HELPERS = {
+    "build_readme",
+    "common",
+    "generated_language",
+    "image_data",
+    "runs",
+    "text_data",
+    "translator",
+}  # tested by what they return
 
 
 def scripts(folder: str) -> list[Path]:

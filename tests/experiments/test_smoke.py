@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import knn
 import permutation
@@ -85,6 +86,38 @@ def test_top_k_losses_prefer_the_label(loss):
     scores = torch.zeros(2, topk_loss.CLASSES, requires_grad=True)
     gradient = torch.autograd.grad(loss(scores, labels), scores)[0]
     assert gradient.argmin(-1).tolist() == labels.tolist() and bool((gradient.amin(-1) < 0).all())
+
+
+@pytest.mark.slow
+def test_fine_tuning_runs(tmp_path):
+    table = topk_loss.main(["--smoke", "--pretrain", "--out", str(tmp_path)])
+    assert list(table.scores) == [topk_loss.BEFORE, *topk_loss.FINE_TUNED]
+    assert (tmp_path / "topk_loss_pretrain.png").stat().st_size > 3_000
+    assert json.loads((tmp_path / "topk_loss_pretrain.json").read_text())["findings"]
+
+
+@pytest.mark.parametrize("row", topk_loss.FINE_TUNED)
+def test_losses_of_fine_tuning_prefer_the_label(row):
+    labels, scores = torch.tensor([7, 42]), torch.zeros(2, topk_loss.CLASSES, requires_grad=True)
+    loss, _, strength = topk_loss.FINE_TUNED[row]
+    gradient = torch.autograd.grad(loss(scores, labels, strength=strength), scores)[0]
+    assert gradient.argmin(-1).tolist() == labels.tolist() and bool((gradient.amin(-1) < 0).all())
+
+
+def test_fine_tuning_starts_from_the_network_and_leaves_it():
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, topk_loss.CLASSES))
+    before = [weight.clone() for weight in network.parameters()]
+    data = Labelled(torch.rand(64, 1, 2, 2), torch.arange(64))
+    same = topk_loss.fine_tune(network, data, cross_entropy, 0.1, 0)
+    tuned = topk_loss.fine_tune(network, data, cross_entropy, 0.1, 3)
+    assert all(map(torch.equal, network.parameters(), before)) and all(map(torch.equal, same.parameters(), before))
+    assert not any(map(torch.equal, tuned.parameters(), before))
+
+
+def test_learning_rate_rises_and_falls():
+    factors = [topk_loss.warm_cosine(step, 100) for step in range(101)]
+    assert factors[0] == 0.1 and factors[9] == factors[10] == 1 and factors[55] == pytest.approx(0.5)
+    assert factors[100] == pytest.approx(0) and factors == sorted(factors[:10]) + sorted(factors[10:], reverse=True)
 
 
 def test_ranks_of_labels():
