@@ -138,15 +138,16 @@ def _log_prob_logistic(theta: Tensor, k: int, value: Tensor) -> Tensor | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _exponential_rule(k: int, device: torch.device) -> list[Tensor]:
-    """Minus e^s and the logarithm of the weights, of any row."""
+def _exponential_rule(k: int, device: torch.device) -> tuple[Tensor, Tensor, float]:
+    """Minus e^s and s - e^s at the nodes of any row, and the logarithm of the step between them."""
     low, high = -DEPTH, math.log(_most(k + 1))
     s, step = np.linspace(low, high, math.ceil((high - low) * _density(k + 1)), retstep=True)
-    return constants(device, -np.exp(s)[:, None, None, None], (s - np.exp(s) + math.log(step))[:, None, None])
+    up, rise = constants(device, -np.exp(s)[:, None, None, None], (s - np.exp(s))[:, None, None])
+    return up, rise, math.log(step)
 
 
 def _log_prob_log_exponential(theta: Tensor, k: int, value: Tensor) -> Tensor | None:
-    up, log_weight = _exponential_rule(k, theta.device)
+    up, rise, log_step = _exponential_rule(k, theta.device)
     if k * len(up) > WORK * max(theta.shape[-1], FEW):
         return None
     theta = theta.expand(value.shape)
@@ -154,7 +155,7 @@ def _log_prob_log_exponential(theta: Tensor, k: int, value: Tensor) -> Tensor | 
     ahead = theta.gather(-1, value.topk(k, sorted=False).indices) - others
     if not ahead.detach().abs().amax().item() <= FARTHEST_AHEAD:
         return None
-    return ((up * ahead.exp()).expm1().neg().log().sum(-1) + log_weight).logsumexp(0)
+    return ((up * ahead.exp()).expm1().neg().log().sum(-1) + rise).logsumexp(0) + log_step
 
 
 LOG_PROBS = {LOGISTIC: _log_prob_logistic, LOG_EXPONENTIAL: _log_prob_log_exponential}
