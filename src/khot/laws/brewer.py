@@ -174,33 +174,38 @@ def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
 
 
 def _log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
+    probs, value = torch.broadcast_tensors(probs, value.double())
     certain = probs >= 1
     impossible = torch.where(value > 0, probs <= 0, certain).any(-1)  # not 1 - probs, which rounds to 1 for rare units
-    free = probs.masked_fill(certain, 0.0)
-    inside = free * value
-    # Slots are the units of the value that are not certain. The others of a row, and those of an impossible value,
+    free, rest = probs.masked_fill(certain, 0.0), (1 - probs).masked_fill(certain, 1.0)
+    inside, unit = free * value, value.topk(size, -1).indices
+    outside = free - inside
+    # Slots are the units of the value. Slots with a certain unit, or without a unit because another row has a larger k,
     # count as "drawn" from the beginning.
-    slots = inside.topk(size, -1).values
-    filled, subsets = (slots == 0) | impossible.unsqueeze(-1), _subsets(size, probs.device)
-    start = (subsets.member == filled.unsqueeze(-2)).all(-1)
-    reached = _chance(subsets, start.double(), _steps(subsets.member[:-1], slots, filled, 1 - free, free - inside))
-    chosen = slots.masked_fill(filled, 1.0).log().sum(-1)
-    return (chosen + reached.log()).masked_fill(impossible, -torch.inf)
+    slot_free, slot_rest = inside.gather(-1, unit), rest.gather(-1, unit)
+    filled = slot_free == 0
+    subsets = _subsets(size, probs.device)
+    start = (subsets.member == filled.unsqueeze(-2)).all(-1) & ~impossible.unsqueeze(-1)
+    step = _steps(subsets.member[:-1], slot_rest, slot_rest.masked_fill(filled, 0.0), slot_free, rest, outside)
+    reached = _chance(subsets, start.double(), step)
+    chosen = slot_free.masked_fill(filled, 1.0).log().sum(-1)
+    return (chosen + reached.masked_fill(impossible, 1.0).log()).masked_fill(impossible, -torch.inf)
 
 
-def _steps(member: Tensor, slots: Tensor, filled: Tensor, rest: Tensor, outside: Tensor) -> Tensor:
+def _steps(
+    member: Tensor, slot_rest: Tensor, slot_distance: Tensor, slot_free: Tensor, rest: Tensor, outside: Tensor
+) -> Tensor:
     """``r_j / W`` for each subset except the full one, and each slot that it lacks, ``(..., subsets, slots)``.
 
     On the way to a possible value, W is never below 1 / m. For other subsets, for which f is 0, W may be 0.
     """
-    lacks, slot_rest = 1 - member, 1 - slots
-    m = lacks.sum(-1)
-    c = slot_rest.masked_fill(filled, 0.0) @ member.T / m  # divided by m, as are c + m (1 - pi) and m + c here
-    spread, c = torch.addcmul(m - 1, m - 1, c).unsqueeze(-1), c.unsqueeze(-1)
-    ratio = torch.addcmul(lacks, lacks, spread / (c + slot_rest.unsqueeze(-2)))  # m times r
-    of_others = (c + rest.unsqueeze(-2)).reciprocal() @ outside.unsqueeze(-1)
-    weight = torch.addcmul(outside.sum(-1)[..., None, None], spread, of_others) + ratio @ slots.unsqueeze(-1)
-    return ratio / (weight + LEAST)  # weight is m times W
+    m, lacks = (1 - member).sum(-1), 1 - member
+    c = slot_distance @ member.T
+    spread, c = ((m - 1) * (1 + c / m)).unsqueeze(-1), (c / m).unsqueeze(-1)
+    ratio = lacks * (1 + spread / (c + slot_rest.unsqueeze(-2)))  # m times r
+    of_others = spread * ((c + rest.unsqueeze(-2)).reciprocal() @ outside.unsqueeze(-1))
+    weight = outside.sum(-1)[..., None, None] + of_others + ratio @ slot_free.unsqueeze(-1)  # m times W
+    return ratio / weight.clamp(min=LEAST)
 
 
 def _chance(subsets: Subsets, start: Tensor, step: Tensor) -> Tensor:

@@ -52,29 +52,24 @@ MAX_DRAW_ELEMENTS = 2**22  # units drawn at a time, which bounds the memory: eve
 class _Units(NamedTuple):
     """Independent units with these probabilities, and the tree of their number of ones."""
 
-    leaf: Tensor  # (2, n, rows), the probabilities of a zero and of a one
-    batch_shape: tuple[int, ...]
+    chances: Tensor  # (2, *batch, n), of a zero and of a one
+    leaf: Tensor  # (2, n, rows), the same
     tree: ProductTree
 
     def marks(self) -> Tensor:
         """The weights of a mark on zeros and on ones, ``(2, n, rows)``."""
-        zero, one = self.leaf
         outside = leaf_outside(self.leaf, self.tree).clamp(min=0.0)  # values below zero are FFT noise
-        return zero * one * outside
-
-    def in_batch(self, x: Tensor) -> Tensor:
-        """From ``(2, n, rows)`` to ``(*batch, 2, n)``."""
-        return x.permute(2, 0, 1).view(*self.batch_shape, *x.shape[:2])
+        return self.leaf[0] * self.leaf[1] * outside
 
 
-def _balanced_leaf(probs: Tensor, k: Tensor) -> Tensor:
-    return _leaf(balance(probs, k))
+def _balanced(probs: Tensor, k: Tensor) -> Tensor:
+    balanced = balance(probs, k)
+    return torch.stack((1 - balanced, balanced))
 
 
-def _leaf(probs: Tensor) -> Tensor:
-    """From ``(..., n)`` to ``(2, n, rows)``."""
-    one = probs.reshape(-1, probs.shape[-1]).T
-    return torch.stack((1 - one, one))
+def _leaf(chances: Tensor) -> Tensor:
+    """From ``(2, ..., n)`` to ``(2, n, rows)``."""
+    return chances.reshape(2, -1, chances.shape[-1]).mT.contiguous()
 
 
 def _size(probs: Tensor, k: int | Tensor) -> Tensor:
@@ -93,11 +88,17 @@ def _most(k: int | Tensor, n: int) -> int:
 def _units(probs: Tensor, k: int | Tensor, kept: Kept | None) -> _Units:
     """In eager code on a CPU the tree contains plain numbers, and is kept."""
     size, most = _size(probs, k), _most(k, probs.shape[-1])
-    leaf, rows = kept_if_constant(kept, _balanced_leaf, probs, size), size.reshape(-1)
+    chances = kept_if_constant(kept, _balanced, probs, size)
     if forest_roots.is_fused(probs) or not runs_on_cpu(probs):
-        return _Units(leaf, size.shape, ProductTree(leaf, rows, most))
-    tree = (kept or Kept()).result(KeptTree, leaf, rows, most)
-    return _Units(leaf if has_derivative(leaf, torch.is_grad_enabled()) else tree.leaf, size.shape, tree)
+        leaf = _leaf(chances)
+        return _Units(chances, leaf, ProductTree(leaf, size.reshape(-1), most))
+    tree = (kept or Kept()).result(_kept_tree, chances, size, most)
+    has_gradient = has_derivative(chances, torch.is_grad_enabled())
+    return _Units(chances, _leaf(chances) if has_gradient else tree.leaf, tree)
+
+
+def _kept_tree(chances: Tensor, size: Tensor, most: int) -> KeptTree:
+    return KeptTree(_leaf(chances), size.reshape(-1), most)
 
 
 def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
@@ -106,19 +107,26 @@ def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = 
 
     def by_tree(probs: Tensor, value: Tensor) -> Tensor:
         units = _units(probs, k, kept)
-        wanted, excluded = torch.stack((1 - value, value), -2), units.leaf <= 0
-        impossible = (wanted * units.in_batch(excluded)).sum((-2, -1)) > 0
-        logs = log_of_small(units.leaf.masked_fill(excluded.any(0), 1.0))
-        chance = (wanted * units.in_batch(logs)).sum((-2, -1))
-        distance = (wanted.flip(-2) * units.in_batch(units.leaf)).sum((-2, -1))
-        weight = units.marks().sum((0, 1)).view(units.batch_shape)
-        fixed = weight == 0  # a row without a choice: D is 0 for its only value
-        distance, weight = distance.masked_fill(fixed, 1.0), weight.masked_fill(fixed, 1.0)
-        return (chance + (log_of_small(distance) - log_of_small(weight))).masked_fill(impossible, -torch.inf)
+        batch_shape = units.chances.shape[1:-1]
+        value = value.double().expand(broadcast_shapes(value.shape, units.chances.shape[1:]))
+        wanted, samples = torch.stack((1 - value, value)), value.dim() - len(batch_shape) - 1
+        chances = units.chances.view(2, *(1,) * samples, *units.chances.shape[1:])
+        distance = (wanted * chances.flip(0)).sum((0, -1))
+        free = (chances > 0).all(0)
+        chance = (wanted * log_of_small(chances.where(free, 1.0))).sum((0, -1))
+        impossible = ((chances <= 0) & (wanted > 0)).any(0).any(-1)
+        weight = units.marks().sum((0, 1)).view(batch_shape)
+        ratio = _log_or_zero(distance) - _log_or_zero(weight)
+        return (chance + ratio).masked_fill(impossible, -torch.inf)
 
     if unit_by_unit.takes(probs, k, value) and not has_derivative(value, torch.is_grad_enabled()):
         return unit_by_unit.sampford_log_prob(probs, k, value, kept, by_tree)
     return by_tree(probs, value)
+
+
+def _log_or_zero(x: Tensor) -> Tensor:
+    """The logarithm; 0 where x is 0, as D is for the only value of a row without a choice."""
+    return log_of_small(x.masked_fill(x == 0, 1.0))
 
 
 def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
@@ -165,7 +173,7 @@ def sample(
         mark = torch.searchsorted(of_each, u * marks[:, -1:], right=True).clamp(max=2 * n - 1)
         parts.append(_draw_marked(units, mark.T, generator))
     drawn = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return drawn.view(*sample_shape, *units.batch_shape, n)
+    return drawn.view(*sample_shape, *units.chances.shape[1:])
 
 
 def _draw_marked(units: _Units, mark: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -176,7 +184,7 @@ def _draw_marked(units: _Units, mark: Tensor, generator: torch.Generator | None)
     fixed = (mark >= n).unsqueeze(-1) & (probs.gather(-1, unit) > 0)
 
     def of_rows(probs: Tensor, k: Tensor) -> tuple[Tensor]:
-        tree = ProductTree(_leaf(probs), k.flatten(), bound)
+        tree = ProductTree(_leaf(torch.stack((1 - probs, probs))), k.flatten(), bound)
         return (tree.draw(1, generator).squeeze(-1).T.view(probs.shape),)
 
     given = probs.scatter(-1, unit, fixed.double())

@@ -32,8 +32,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from khot.kernels import random_numbers
-from khot.kernels.draws import balance, pull_back_balance
-from khot.kernels.operators.autograd import with_derivative, with_derivatives_of
+from khot.kernels.call import is_plain
+from khot.kernels.draws import balance
+from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
 
 from .kept import Kept, kept_if_constant
 
@@ -46,9 +47,11 @@ def line(probs: Tensor) -> Tensor:
     length = (probs.double() * ONE).long()
     end = length.cumsum(-1)
     room = length.minimum(ONE - length).cumsum(-1, dtype=torch.float64)
-    share = room / room[..., -1:]  # NaN in a row of certain units, which has no excess
+    share = room / room[..., -1:].clamp(min=1.0)
     excess = (end[..., -1:] << 2) >> 2  # over the nearest whole number
-    return end - torch.where(share < 1, (share * excess).long(), excess)
+    high = excess.double()
+    low = excess - high.long()  # the part that float64 cannot represent
+    return end - (share * high).long() - (share * low).long()
 
 
 class Cuts(NamedTuple):
@@ -135,42 +138,25 @@ def draw_in_random_order(
     return torch.empty_like(shuffled).scatter(-1, order, shuffled)
 
 
-def _length(probs: Tensor, k: Tensor, distance: Tensor) -> Tensor:
-    """The length of the interval of u that draws a value, ``(...)``, from its distances D."""
-    lowest, highest = distance.aminmax(dim=-1)
-    return (ONE - (highest - lowest)).double() / ONE
-
-
-def _length_slope(distance: Tensor) -> Tensor:
-    """Its derivative in balanced probabilities; the mean over all D that are lowest, or highest."""
-    (lowest, highest), near = distance.aminmax(dim=-1, keepdim=True), int(TOLERANCE * ONE)
-    weight = _equal_weights(distance <= lowest + near) - _equal_weights(distance >= highest - near)
-    return weight - weight.cumsum(-1)  # the sums from each unit on, since the sum of all is 0
-
-
-def _equal_weights(chosen: Tensor) -> Tensor:
-    return chosen / chosen.sum(-1, keepdim=True, dtype=torch.float64)
-
-
-def _pull_back_length(g: Tensor, probs: Tensor, k: Tensor, distance: Tensor) -> Tensor:
-    of_balanced = (g.unsqueeze(-1) * _length_slope(distance)).sum_to_size(probs.shape)
-    return pull_back_balance(of_balanced, probs.double(), k).to(probs.dtype)
-
-
-def _push_forward_length(tangent: Tensor, probs: Tensor, k: Tensor, distance: Tensor) -> Tensor:
-    return (pull_back_balance(_length_slope(distance), probs.double(), k) * tangent).sum(-1)
-
-
-_differentiable_length = with_derivative(_length, _pull_back_length, _push_forward_length)
-
-
 def log_prob_in_order(probs: Tensor, k: Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
     """Log-probability of k-hot values in the given order; ``-inf``, without gradient, for impossible ones."""
     distance = _kept_line(probs, kept) - (value.long().cumsum(-1) << 62)
     distance = distance.clamp(-ONE, ONE - 1)  # impossible values pass one of these before they are 4 away
-    length = _differentiable_length(probs, k, distance)
-    impossible = length <= TOLERANCE
-    return length.masked_fill(impossible, 1.0).log().masked_fill(impossible, -torch.inf)
+    highest, lowest = distance.amax(-1, keepdim=True), distance.amin(-1, keepdim=True)
+    length = (ONE - (highest - lowest)).double() / ONE
+    if not is_plain(probs) or has_derivative(probs, torch.is_grad_enabled()):
+        end, near = balance(probs, k).cumsum(-1), int(TOLERANCE * ONE)
+        change = _mean_over(distance <= lowest + near, end) - _mean_over(distance >= highest - near, end)
+        length = with_derivatives_of(length, change)
+    length = length.squeeze(-1)
+    possible = length > TOLERANCE
+    return torch.where(possible, length, 1.0).log().masked_fill(~possible, -torch.inf)
+
+
+def _mean_over(chosen: Tensor, x: Tensor) -> Tensor:
+    """The mean of the chosen entries of each row, ``(..., 1)``."""
+    weight = chosen.double()
+    return (weight * x).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True)
 
 
 def entropy_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor:

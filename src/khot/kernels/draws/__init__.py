@@ -32,10 +32,9 @@ from torch import Tensor
 
 from ..registry import Backends, DrawOperator
 from . import reference_brewer, reference_duels, reference_tournament
-from .balanced import balance, missing_share, pull_back_balance
 from .reference_brewer import draw_by_draw, drawing_ratio
 from .reference_duels import CERTAIN, CROSSING, EMPTY, draw_in_order, kinds
-from .reference_tournament import tournament
+from .reference_tournament import balance, missing_share, tournament
 
 __all__ = [
     "CERTAIN",
@@ -52,7 +51,6 @@ __all__ = [
     "missing_share",
     "ordered_duels_draw",
     "pivotal_draw",
-    "pull_back_balance",
     "scores",
     "tournament",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..cpu.loops import kernel, over_rows, per_row
 from ..cpu.random_numbers import uniform_pair
-from .balanced import balance
+from .reference_tournament import balance
 
 
 @per_row

@@ -9,7 +9,7 @@ from torch import Tensor
 from khot._contents import can_look
 
 from ..random_numbers.philox import uniform_rows
-from .balanced import balance
+from .reference_tournament import balance
 
 
 def drawing_ratio(rest: Tensor, m: int, c: Tensor) -> Tensor:

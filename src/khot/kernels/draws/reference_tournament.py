@@ -6,10 +6,32 @@ import torch
 from torch import Tensor
 
 from .. import random_numbers
+from ..exact.small_numbers import constant_if_tiny
 from ..random_numbers.philox import Place, random_words, uniform
-from .balanced import balance
 
 Luck = Callable[[int, int], Tensor]  # uniform numbers for the places from the first up to the last, exclusive
+
+
+def balance(probs: Tensor, k: Tensor) -> Tensor:
+    """Removes the rounding error of inclusion probabilities: float64 values near ``probs`` whose rows sum to ``k``.
+
+    The difference is spread in proportion to ``probs * (1 - probs)``, which leaves 0 and 1 unchanged. Differentiable.
+    """
+    probs = probs.double()
+    spread = probs * (1 - probs)
+    balanced = probs + spread * _share(probs, spread, k)  # probs - spread and probs + spread lie in [0, 1]
+    return constant_if_tiny(balanced)
+
+
+def missing_share(probs: Tensor, k: Tensor) -> Tensor:
+    """The multiple of ``probs * (1 - probs)`` that :func:`balance` adds to a row, ``(..., 1)`` in float64."""
+    probs = probs.double()
+    return _share(probs, probs * (1 - probs), k)
+
+
+def _share(probs: Tensor, spread: Tensor, k: Tensor) -> Tensor:
+    missing = k.unsqueeze(-1) - probs.sum(-1, keepdim=True)
+    return (missing / spread.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)).clamp(-1, 1)
 
 
 def pivotal_draw(
@@ -47,8 +69,7 @@ def tournament(
         probs: Inclusion probabilities ``(*batch, n)``.
         draws: Number of draws for each row.
         generator: Source of randomness; by default torch's own.
-        share: The :func:`~khot.kernels.draws.balanced.missing_share` of probabilities that are not balanced yet;
-            balancing here takes least memory.
+        share: The :func:`missing_share` of probabilities that are not balanced yet; balancing here takes least memory.
 
     Returns:
         Boolean tensor with exactly k ones in each row; units of probability 0 never are, those of probability 1 always.

@@ -9,8 +9,6 @@ range.
 import torch
 from torch import Tensor
 
-from ..operators.autograd import with_derivative
-
 TINY = torch.finfo(torch.float64).tiny  # the reciprocals of smaller numbers may overflow
 
 
@@ -19,22 +17,16 @@ def constant_if_tiny(x: Tensor) -> Tensor:
     return torch.where(x < torch.finfo(x.dtype).tiny, x.detach(), x)
 
 
+def log_of_small(x: Tensor) -> Tensor:
+    """The logarithm of positive numbers, ``TINY`` or larger, with derivatives of every order in range."""
+    size = x.detach()
+    return (x / size).log() + size.log()
+
+
 def quotient(a: Tensor, b: Tensor) -> Tensor:
     """``a / b`` for positive b, ``TINY`` or larger, with derivatives of every order in range."""
     size = b.detach()
     return (a / size) / (b / size)
-
-
-def _pull_back_log(g: Tensor, x: Tensor) -> Tensor:
-    return quotient(g, x) if torch.is_grad_enabled() else g / x
-
-
-_log = with_derivative(lambda x: x.log(), _pull_back_log, quotient)
-
-
-def log_of_small(x: Tensor) -> Tensor:
-    """The logarithm of positive numbers, ``TINY`` or larger, with derivatives of every order in range."""
-    return _log(x)
 
 
 def log_odds(probs: Tensor) -> Tensor:

@@ -65,34 +65,6 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
     return apply
 
 
-def with_derivative(
-    value: Callable[..., Tensor], pull_back: Callable[..., Tensor], push_forward: Callable[..., Tensor]
-) -> Callable[..., Tensor]:
-    """A function of tensors with a given derivative in the first of them, in both modes, of any order.
-
-    Args:
-        value: The function.
-        pull_back: ``pull_back(g, *tensors)``, the transposed derivative times g, in differentiable operations.
-        push_forward: ``push_forward(tangent, *tensors)``, the derivative times a tangent, likewise.
-    """
-
-    class OfFirst(Function):
-        generate_vmap_rule = True
-        forward: Any = staticmethod(value)  # with its own parameters, which Dynamo counts
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            ctx.save_for_backward(*inputs)
-            ctx.save_for_forward(*inputs)
-
-        @staticmethod
-        def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-            tensors = ctx.saved_tensors
-            return pull_back(g, *tensors), *(None for _ in tensors[1:])
-
-    return with_forward_mode(OfFirst, lambda ctx, saved, tangent, *_: push_forward(tangent, *saved))
-
-
 def wants_gradient(*args: Any) -> bool:
     """Whether autograd should record a call with these arguments."""
     if torch.is_grad_enabled():
