@@ -44,7 +44,7 @@ print(f"{test_present.sum(-1).float().mean():.2f} parts per vector on average")
 
 # %%
 # One training loop for all of them
-# -------------------------
+# ---------------------------------
 #
 # The encoder and the decoder are linear. Between them is an activation function, the only thing that we will change.
 # The columns of the decoder are the dictionary. They have unit length, because otherwise long columns could make up for
