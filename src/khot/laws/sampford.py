@@ -107,11 +107,8 @@ def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = 
         def scored(balanced: Tensor, value: Tensor) -> tuple[Tensor, ...]:
             return _scored(_units(balanced, size, most, kept), value)
 
-        def definition(balanced: Tensor, value: Tensor) -> Tensor:
-            return scored(balanced.where((balanced > 0) & (balanced < 1), balanced.detach()), value)[0]
-
         balanced = kept_if_constant(kept, balance, probs, size)
-        return by_formula(definition, scored, _slope, balanced, value.double())
+        return by_formula(lambda *x: scored(*x)[0], scored, _slope, balanced, value.double())
 
     if unit_by_unit.takes(probs, k, value) and not has_derivative(value, torch.is_grad_enabled()):
         return unit_by_unit.sampford_log_prob(probs, k, value, kept, by_tree)
@@ -122,7 +119,7 @@ def _scored(units: _Units, value: Tensor) -> tuple[Tensor, ...]:
     """The log-probability of values, float64, and what its derivative needs."""
     chances, outside = units.chances, units.outside()
     excluded = chances <= 0
-    zero, one = log_of_small(chances.masked_fill(excluded, 1.0))
+    zero, one = log_of_small(chances.masked_fill(excluded.any(0), 1.0))
     chance = torch.lerp(zero, one, value).sum(-1)
     distance = torch.lerp(chances[1], chances[0], value).sum(-1)
     weight = units.marks(outside).sum((0, 1)).view(chances.shape[1:-1])
