@@ -31,17 +31,15 @@ def _balanced(probs: Tensor, k: Tensor) -> tuple[Tensor, ...]:
     total = spread.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
     share = (k.unsqueeze(-1) - probs.sum(-1, keepdim=True)) / total
     balanced = torch.addcmul(probs, spread, share.clamp(-1, 1))
-    return balanced, balanced, probs, spread, total, share
+    return balanced, balanced, probs, total, share
 
 
-def _balance_slope(
-    g: Tensor, balanced: Tensor, probs: Tensor, spread: Tensor, total: Tensor, unlimited: Tensor
-) -> Tensor:
+def _balance_slope(g: Tensor, balanced: Tensor, probs: Tensor, total: Tensor, unlimited: Tensor) -> Tensor:
     share = unlimited.clamp(-1, 1)
     g = g.masked_fill(balanced < torch.finfo(probs.dtype).tiny, 0.0)
-    g = g - ((g * spread).sum(-1, keepdim=True) / total).masked_fill(share != unlimited, 0.0)
-    gradient = torch.addcmul(1 + share, probs, share, value=-2) * g
-    return gradient.sum_to_size(probs.shape)
+    of_share = ((g * probs).unsqueeze(-2) @ (1 - probs).unsqueeze(-1)).squeeze(-1) / total
+    g = g - of_share.masked_fill(share != unlimited, 0.0)
+    return (torch.addcmul(1 + share, probs, share, value=-2) * g).sum_to_size(probs.shape)
 
 
 def pivotal_draw(
