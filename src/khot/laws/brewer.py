@@ -102,7 +102,8 @@ def _subsets(size: int, device: torch.device) -> Subsets:
     *tables, larger = _listed_subsets(size)
     lacks, share, others = (torch.tensor(x, dtype=torch.float64, device=device).view(len(x), -1) for x in tables)
     counts = tuple(math.comb(size, r) for r in range(size + 1))
-    return Subsets(lacks, share, others, torch.tensor(larger, device=device).view(lacks.shape), counts)
+    places = torch.tensor(larger, dtype=torch.long, device=device).view(lacks.shape)
+    return Subsets(lacks, share, others, places, counts)
 
 
 @count_as_constant  # tracing into the cache would make the compiler warn
@@ -128,13 +129,13 @@ def is_fused(probs: Tensor, value: Tensor) -> bool:
     return scores.find(probs) is not None and not has_derivative(value, torch.is_grad_enabled())
 
 
-def _fused_log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
+def _fused_log_prob(probs: Tensor, size: int, value: Tensor, kept: Kept) -> Tensor:
     n, shape = probs.shape[-1], broadcast_shapes(probs.shape, value.shape)
     rows = probs.expand(*shape[-probs.ndim : -1], n).reshape(-1, n).contiguous()
     values, found = (value.expand(shape) > 0).reshape(-1, *rows.shape), scores.find(rows)
 
     def definition(probs: Tensor, values: Tensor) -> Tensor:
-        return by_rows(lambda p, v: (_log_prob(p, size, v),), SLAB >> size, probs, values, most=None)[0]
+        return by_rows(lambda p, v: (_log_prob(p, size, v, kept),), SLAB >> size, probs, values, most=None)[0]
 
     def scored(probs: Tensor, values: Tensor) -> tuple[Tensor, ...]:
         return found.log_prob(probs.detach(), values, size), probs, values
@@ -146,7 +147,7 @@ def _fused_log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
     return by_formula(definition, scored, slope, rows, values).view(shape[:-1])
 
 
-def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
+def log_prob(probs: Tensor, size: int, value: Tensor, kept: Kept | None = None) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``, O(2^k n) time each; ``-inf`` if impossible.
 
     Differentiable to any order; impossible values and units of probability 0 or 1 have zero gradient.
@@ -155,11 +156,12 @@ def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
         probs: Inclusion probabilities.
         size: The largest k of any row, at most ``MAX_SIZE``.
         value: k-hot vectors; rows may differ in k.
+        kept: Storage for the list of subsets.
     """
-    return (_fused_log_prob if is_fused(probs, value) else _log_prob)(probs, size, value)
+    return (_fused_log_prob if is_fused(probs, value) else _log_prob)(probs, size, value, kept or Kept())
 
 
-def _log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
+def _log_prob(probs: Tensor, size: int, value: Tensor, kept: Kept) -> Tensor:
     size, certain = max(1, size), probs >= 1
     impossible = torch.where(value > 0, probs <= 0, certain).any(-1)  # not 1 - probs, which rounds to 1 for rare units
     free = probs.masked_fill(certain, 0.0)
@@ -167,7 +169,7 @@ def _log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
     # Slots are the units of the value. Those with a certain unit, or without a unit because another row has a larger k,
     # get probability 1, so that they are drawn first.
     slots = threshold(inside, 0.0, 1.0).topk(size, -1, largest=False).values
-    reached = _chance(_subsets(size, probs.device), slots, free - inside)
+    reached = _chance(kept.result(_subsets, size, probs.device), slots, free - inside)
     return torch.cat((slots, reached), -1).log().sum(-1).masked_fill(impossible, -torch.inf)
 
 
@@ -176,9 +178,11 @@ def _chance(subsets: Subsets, slots: Tensor, outside: Tensor) -> Tensor:
     rest = 1 - slots + LEAST
     c = (rest @ subsets.share.T).unsqueeze(-1)  # divided by m, as is the next line
     spread = torch.addcmul(subsets.others, subsets.others, c)
-    ratio = torch.addcmul(subsets.lacks, subsets.lacks, spread / (c + rest.unsqueeze(-2)))  # m times r
-    of_others = (c + (1 - outside).unsqueeze(-2)).reciprocal() @ outside.unsqueeze(-1)
-    weight = torch.addcmul(outside.sum(-1)[..., None, None], spread, of_others) + ratio @ slots.unsqueeze(-1)
+    inverse = (c + torch.cat((1 - outside, rest), -1).unsqueeze(-2)).reciprocal()
+    of_outside, of_slots = inverse.split((outside.shape[-1], slots.shape[-1]), -1)
+    ratio = torch.addcmul(subsets.lacks, subsets.lacks, spread * of_slots)  # m times r
+    of_others = torch.addcmul(outside.sum(-1)[..., None, None], spread, of_outside @ outside.unsqueeze(-1))
+    weight = of_others + ratio @ slots.unsqueeze(-1)
     steps = (ratio / (weight + LEAST)).split(subsets.counts[:-1], -2)  # weight is m times W
     f, larger = steps[0].squeeze(-2), subsets.larger.split(subsets.counts[:-1])
     none = f.new_zeros(())
