@@ -27,7 +27,7 @@ def test_draws(design, options, most):
 
 
 @pytest.mark.parametrize(
-    ("design", "most", "most_of_gradient"), [(Systematic, 30, 30), (Brewer, 52, 83), (Sampford, 40, 32)]
+    ("design", "most", "most_of_gradient"), [(Systematic, 30, 30), (Brewer, 52, 83), (Sampford, 40, 33)]
 )
 def test_log_probabilities(design, most, most_of_gradient):
     """Of values that are known to be k-hot, with what their derivative needs."""

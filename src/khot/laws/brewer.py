@@ -133,18 +133,13 @@ def _fused_log_prob(probs: Tensor, size: int, value: Tensor, kept: Kept) -> Tens
     n, shape = probs.shape[-1], broadcast_shapes(probs.shape, value.shape)
     rows = probs.expand(*shape[-probs.ndim : -1], n).reshape(-1, n).contiguous()
     values, found = (value.expand(shape) > 0).reshape(-1, *rows.shape), scores.find(rows)
-
-    def definition(probs: Tensor, values: Tensor) -> Tensor:
-        return by_rows(lambda p, v: (_log_prob(p, size, v, kept),), SLAB >> size, probs, values, most=None)[0]
-
-    def scored(probs: Tensor, values: Tensor) -> tuple[Tensor, ...]:
-        return found.log_prob(probs.detach(), values, size), probs, values
-
-    def slope(g: Tensor, probs: Tensor, values: Tensor) -> Tensor:
-        result: Tensor = found.derivative(probs.detach(), values, g.contiguous(), size)
-        return result
-
-    return by_formula(definition, scored, slope, rows, values).view(shape[:-1])
+    return by_formula(
+        lambda p, v: by_rows(lambda p, v: (_log_prob(p, size, v, kept),), SLAB >> size, p, v, most=None)[0],
+        lambda p, v: (found.log_prob(p.detach(), v, size),),
+        lambda g, p, v: found.derivative(p.detach(), v, g.contiguous(), size),
+        rows,
+        values,
+    ).view(shape[:-1])
 
 
 def log_prob(probs: Tensor, size: int, value: Tensor, kept: Kept | None = None) -> Tensor:

@@ -127,11 +127,11 @@ def _scored(units: _Units, value: Tensor) -> tuple[Tensor, ...]:
     distance, weight = distance.masked_fill(fixed, 1.0), weight.masked_fill(fixed, 1.0)
     impossible = torch.where(value > 0, excluded[1], excluded[0]).any(-1)
     result = (chance + (log_of_small(distance) - log_of_small(weight))).masked_fill(impossible, -torch.inf)
-    return result, value, chances, units.leaf, outside, distance, weight, impossible
+    return result, units.leaf, outside, distance, weight, impossible
 
 
 def _slope(
-    g: Tensor, value: Tensor, chances: Tensor, leaf: Tensor, outside: Tensor, distance: Tensor, weight: Tensor,
+    g: Tensor, balanced: Tensor, value: Tensor, leaf: Tensor, outside: Tensor, distance: Tensor, weight: Tensor,
     impossible: Tensor,
 ) -> Tensor:  # fmt: skip
     """The derivative, times g, in the balanced probabilities.
@@ -139,10 +139,10 @@ def _slope(
     In E[D; B = k] a probability occurs in D, and as the probability of a value. In the latter, the derivative of the
     logarithm is (P(x_i = 1) - p_i) / (p_i (1 - p_i)), which is 0. Units of probability 0 or 1 have no derivative.
     """
-    g, spread = g.masked_fill(impossible, 0.0).unsqueeze(-1), chances[0] * chances[1]
+    g, spread = g.masked_fill(impossible, 0.0).unsqueeze(-1), balanced * (1 - balanced)
     zero, one = leaf * outside
     of_weight = (zero - one).T.view(spread.shape) / weight.unsqueeze(-1)
-    of_chance = (value - chances[1]) / spread - of_weight
+    of_chance = (value - balanced) / spread - of_weight
     each = torch.addcmul(of_chance * g, 1 - 2 * value, g / distance.unsqueeze(-1))
     return each.sum_to_size(spread.shape).masked_fill(spread == 0, 0.0)
 

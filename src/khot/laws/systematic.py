@@ -147,12 +147,12 @@ def log_prob_in_order(probs: Tensor, k: Tensor, value: Tensor, kept: Kept | None
 def _length_and_ends(probs: Tensor, distance: Tensor) -> tuple[Tensor, ...]:
     """The length of the interval of u that draws a value, given its D, and what the derivative needs."""
     lowest, highest = distance.aminmax(dim=-1, keepdim=True)
-    return (ONE - (highest - lowest)).squeeze(-1).double() / ONE, probs, distance, lowest, highest
+    return (ONE - (highest - lowest)).squeeze(-1).double() / ONE, lowest, highest
 
 
 def _length(probs: Tensor, distance: Tensor) -> Tensor:
-    length, *ends = _length_and_ends(probs.detach(), distance)
-    return with_derivatives_of(length, (_slope(*ends) * probs).sum(-1))
+    length, *ends = _length_and_ends(probs, distance)
+    return with_derivatives_of(length, (_slope(probs.detach(), distance, *ends) * probs).sum(-1))
 
 
 def _pull_back(g: Tensor, probs: Tensor, *ends: Tensor) -> Tensor:
@@ -160,12 +160,12 @@ def _pull_back(g: Tensor, probs: Tensor, *ends: Tensor) -> Tensor:
 
 
 def _slope(probs: Tensor, distance: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
-    """The derivative of the length, which is linear, ``(..., n)``: the mean over all D that are lowest, or highest."""
+    """The derivative of the length, ``(..., n)``, the mean over all D that are lowest, or highest; it is a constant."""
     near, probs = int(TOLERANCE * ONE), probs.double()
     weight = _equal_weights(distance <= lowest + near) - _equal_weights(distance >= highest - near)
     of_end, spread = weight - weight.cumsum(-1), probs * (1 - probs)  # sums from each unit on, as the sum of all is 0
-    of_sum = (of_end * spread).sum(-1, keepdim=True) / spread.sum(-1, keepdim=True).clamp(min=1 / ONE)
-    return (of_end - of_sum).masked_fill(probs <= 0, 0.0)
+    total = spread.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
+    return (of_end - (of_end * spread).sum(-1, keepdim=True) / total).masked_fill(probs <= 0, 0.0)
 
 
 def _equal_weights(chosen: Tensor) -> Tensor:

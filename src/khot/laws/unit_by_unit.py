@@ -291,9 +291,9 @@ def sampford_log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept,
     marked = kept.result(_solve_marked, probs, k, differentiable).for_values(value.shape)
 
     def scored(probs: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        return no_view(_sampford_log_prob(value, marked)), value
+        return (no_view(_sampford_log_prob(value, marked)),)
 
-    def slope(g: Tensor, value: Tensor) -> Tensor:
+    def slope(g: Tensor, probs: Tensor, value: Tensor) -> Tensor:
         values = _in_rows(value, marked.shape)
         weights = g.reshape(values.shape[:2]).contiguous()
         gradient = marked_count_log_prob_derivative(

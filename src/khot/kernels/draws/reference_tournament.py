@@ -31,10 +31,10 @@ def _balanced(probs: Tensor, k: Tensor) -> tuple[Tensor, ...]:
     total = spread.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
     share = (k.unsqueeze(-1) - probs.sum(-1, keepdim=True)) / total
     balanced = torch.addcmul(probs, spread, share.clamp(-1, 1))
-    return balanced, balanced, probs, total, share
+    return balanced, balanced, total, share
 
 
-def _balance_slope(g: Tensor, balanced: Tensor, probs: Tensor, total: Tensor, unlimited: Tensor) -> Tensor:
+def _balance_slope(g: Tensor, probs: Tensor, _: Tensor, balanced: Tensor, total: Tensor, unlimited: Tensor) -> Tensor:
     share = unlimited.clamp(-1, 1)
     g = g.masked_fill(balanced < torch.finfo(probs.dtype).tiny, 0.0)
     of_share = ((g * probs).unsqueeze(-2) @ (1 - probs).unsqueeze(-1)).squeeze(-1) / total

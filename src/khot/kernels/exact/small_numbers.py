@@ -21,7 +21,7 @@ def constant_if_tiny(x: Tensor) -> Tensor:
 
 def log_of_small(x: Tensor) -> Tensor:
     """The logarithm of positive numbers, ``TINY`` or larger, with derivatives of every order in range."""
-    return by_formula(_log, lambda x: (x.log(), x), torch.div, x)
+    return by_formula(_log, lambda x: (x.log(),), torch.div, x)
 
 
 def _log(x: Tensor) -> Tensor:

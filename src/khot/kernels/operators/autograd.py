@@ -75,10 +75,11 @@ class _ByFormula(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (x, *constants), kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        tensors = ctx.saved_tensors  # checkpoints allow to read them once
+        x, *constants = tensors[: ctx.count]
         further, nothing = torch.is_grad_enabled(), [None] * len(constants)
         if not further and is_direct(g):
-            return None, None, None, ctx.slope(g, *kept), *nothing
+            return None, None, None, ctx.slope(g, *tensors), *nothing
         with torch.enable_grad():  # of a view, because a constant may have been computed from x
             x = x.view_as(x) if further else x.detach().requires_grad_()
             found = torch.autograd.grad(ctx.definition(x, *constants), x, g, create_graph=further)
@@ -98,8 +99,8 @@ def by_formula(
 
     Args:
         definition: The function in differentiable operations.
-        value: The function; its result is followed by the tensors that the formula needs.
-        slope: The formula: dL/dx from dL/dresult and these tensors.
+        value: The function; its result is followed by further tensors that the formula needs.
+        slope: The formula: dL/dx from dL/dresult, the arguments and these tensors.
         x: The argument in which the function is differentiated.
         *constants: Its other arguments.
     """
