@@ -289,6 +289,8 @@ def sampford_log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept,
     """Log-probability of k-hot values, which get no gradient."""
     differentiable = has_derivative(probs, torch.is_grad_enabled())
     marked = kept.result(_solve_marked, probs, k, differentiable).for_values(value.shape)
+    if not differentiable:
+        return _sampford_log_prob(value, marked)
 
     def scored(probs: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         return (no_view(_sampford_log_prob(value, marked)),)
