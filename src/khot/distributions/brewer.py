@@ -66,7 +66,7 @@ class Brewer(SamplingDesign):
             )
 
         def log_prob(probs: Tensor, k: Tensor, value: Tensor) -> Tensor:
-            return law.log_prob(balance(probs, k), size, value)
+            return law.log_prob(balance(probs, k), size, value, self.kept)
 
         if law.is_fused(self.probs, value):
             return log_prob(self.probs, self.k, value).to(self.probs.dtype)

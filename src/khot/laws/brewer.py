@@ -29,14 +29,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.nn.functional import threshold
 
 from khot._torch_internals import count_as_constant
 from khot._tracing import broadcast_shapes
-from khot.kernels.call import is_first_derivative, is_plain
+from khot.kernels.call import is_plain
 from khot.kernels.draws import balance, brewer_draw, draw_by_draw, scores
 from khot.kernels.exact.row_slabs import by_rows
-from khot.kernels.operators.autograd import has_derivative
+from khot.kernels.operators.autograd import by_formula, has_derivative
 from khot.kernels.random_numbers import uniform
 
 from . import unit_by_unit
@@ -81,42 +81,45 @@ def sample(
 
 
 class Subsets(NamedTuple):
-    """The subsets of some slots, by size and then in lexicographic order.
+    """The subsets of some slots, except that of all, by size and then in lexicographic order.
 
     Attributes:
-        member: ``(2^slots, slots)`` float64: 1 for the slots in a subset.
-        larger: ``(2^slots, slots)`` integers: the subset of the next size that results from adding a missing slot.
+        lacks: ``(2^slots - 1, slots)`` float64: 1 for the slots that a subset lacks, m of them.
+        share: The same: 1 / m for the slots in a subset.
+        others: ``(2^slots - 1, 1)``, m - 1.
+        larger: Like ``lacks``, integers: the subset of the next size that results from adding a missing slot.
         counts: The number of subsets of each size.
     """
 
-    member: Tensor
+    lacks: Tensor
+    share: Tensor
+    others: Tensor
     larger: Tensor
     counts: tuple[int, ...]
 
 
 def _subsets(size: int, device: torch.device) -> Subsets:
-    member, larger = _listed_subsets(size)
+    *tables, larger = _listed_subsets(size)
+    lacks, share, others = (torch.tensor(x, dtype=torch.float64, device=device).view(len(x), -1) for x in tables)
     counts = tuple(math.comb(size, r) for r in range(size + 1))
-    return Subsets(
-        torch.tensor(member, dtype=torch.float64, device=device).view(len(member), size),
-        torch.tensor(larger, dtype=torch.long, device=device).view(len(larger), size),
-        counts,
-    )
+    places = torch.tensor(larger, dtype=torch.long, device=device).view(lacks.shape)
+    return Subsets(lacks, share, others, places, counts)
 
 
 @count_as_constant  # tracing into the cache would make the compiler warn
-def _listed_subsets(size: int) -> tuple[list[list[int]], list[list[int]]]:
+def _listed_subsets(size: int) -> tuple[list[Any], ...]:
     return _kept_subsets(size)
 
 
 @functools.lru_cache
-def _kept_subsets(size: int) -> tuple[list[list[int]], list[list[int]]]:
+def _kept_subsets(size: int) -> tuple[list[Any], ...]:
     levels = [list(combinations(range(size), r)) for r in range(size + 1)]
-    place = [{subset: i for i, subset in enumerate(level)} for level in levels] + [{}]
-    subsets = [subset for level in levels for subset in level]
-    member = [[int(j in subset) for j in range(size)] for subset in subsets]
+    place = [{subset: i for i, subset in enumerate(level)} for level in levels]
+    subsets = [subset for level in levels[:-1] for subset in level]
+    lacks = [[float(j not in t) for j in range(size)] for t in subsets]
+    share = [[(j in t) / (size - len(t)) for j in range(size)] for t in subsets]
     larger = [[place[len(t) + 1].get(tuple(sorted({*t, j})), 0) for j in range(size)] for t in subsets]
-    return member, larger
+    return lacks, share, [[float(size - len(t) - 1)] for t in subsets], larger
 
 
 def is_fused(probs: Tensor, value: Tensor) -> bool:
@@ -126,41 +129,20 @@ def is_fused(probs: Tensor, value: Tensor) -> bool:
     return scores.find(probs) is not None and not has_derivative(value, torch.is_grad_enabled())
 
 
-class _LogProb(Function):
-    """The log-probability as a function of probabilities ``(rows, n)`` and values ``(draws, rows, n)``."""
-
-    @staticmethod
-    def forward(ctx: Any, probs: Tensor, values: Tensor, size: int) -> Tensor:
-        ctx.size = size
-        ctx.save_for_backward(probs, values)
-        result: Tensor = scores.find(probs).log_prob(probs.detach(), values, size)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        probs, values = ctx.saved_tensors
-        further = torch.is_grad_enabled()
-        if not is_first_derivative(g):
-            with torch.enable_grad():
-                probs = probs.view_as(probs) if further else probs.detach().requires_grad_()
-                slab = SLAB >> ctx.size
-                found = by_rows(lambda p, v: (_log_prob(p, ctx.size, v),), slab, probs, values, most=None)[0]
-                return torch.autograd.grad(found, probs, g, create_graph=further)[0], None, None
-        return scores.find(probs).derivative(probs.detach(), values, g.contiguous(), ctx.size), None, None
-
-
-def _fused_log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
+def _fused_log_prob(probs: Tensor, size: int, value: Tensor, kept: Kept) -> Tensor:
     n, shape = probs.shape[-1], broadcast_shapes(probs.shape, value.shape)
     rows = probs.expand(*shape[-probs.ndim : -1], n).reshape(-1, n).contiguous()
-    values = (value.expand(shape) > 0).reshape(-1, *rows.shape)
-    if torch.is_grad_enabled() and rows.requires_grad:
-        result: Tensor = _LogProb.apply(rows, values, size)
-    else:
-        result = scores.find(rows).log_prob(rows.detach(), values, size)
-    return result.view(shape[:-1])
+    values, found = (value.expand(shape) > 0).reshape(-1, *rows.shape), scores.find(rows)
+    return by_formula(
+        lambda p, v: by_rows(lambda p, v: (_log_prob(p, size, v, kept),), SLAB >> size, p, v, most=None)[0],
+        lambda p, v: (found.log_prob(p.detach(), v, size),),
+        lambda g, p, v: found.derivative(p.detach(), v, g.contiguous(), size),
+        rows,
+        values,
+    ).view(shape[:-1])
 
 
-def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
+def log_prob(probs: Tensor, size: int, value: Tensor, kept: Kept | None = None) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``, O(2^k n) time each; ``-inf`` if impossible.
 
     Differentiable to any order; impossible values and units of probability 0 or 1 have zero gradient.
@@ -169,50 +151,37 @@ def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
         probs: Inclusion probabilities.
         size: The largest k of any row, at most ``MAX_SIZE``.
         value: k-hot vectors; rows may differ in k.
+        kept: Storage for the list of subsets.
     """
-    return (_fused_log_prob if is_fused(probs, value) else _log_prob)(probs, size, value)
+    return (_fused_log_prob if is_fused(probs, value) else _log_prob)(probs, size, value, kept or Kept())
 
 
-def _log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
-    probs, value = torch.broadcast_tensors(probs, value.double())
-    certain = probs >= 1
+def _log_prob(probs: Tensor, size: int, value: Tensor, kept: Kept) -> Tensor:
+    size, certain = max(1, size), probs >= 1
     impossible = torch.where(value > 0, probs <= 0, certain).any(-1)  # not 1 - probs, which rounds to 1 for rare units
-    free, rest = probs.masked_fill(certain, 0.0), (1 - probs).masked_fill(certain, 1.0)
-    inside, unit = free * value, value.topk(size, -1).indices
-    outside = free - inside
-    # Slots are the units of the value. Slots with a certain unit, or without a unit because another row has a larger k,
-    # count as "drawn" from the beginning.
-    slot_free, slot_rest = inside.gather(-1, unit), rest.gather(-1, unit)
-    filled = slot_free == 0
-    subsets = _subsets(size, probs.device)
-    start = (subsets.member == filled.unsqueeze(-2)).all(-1) & ~impossible.unsqueeze(-1)
-    step = _steps(subsets.member[:-1], slot_rest, slot_rest.masked_fill(filled, 0.0), slot_free, rest, outside)
-    reached = _chance(subsets, start.double(), step)
-    chosen = slot_free.masked_fill(filled, 1.0).log().sum(-1)
-    return (chosen + reached.masked_fill(impossible, 1.0).log()).masked_fill(impossible, -torch.inf)
+    free = probs.masked_fill(certain, 0.0)
+    inside = free * value
+    # Slots are the units of the value. Those with a certain unit, or without a unit because another row has a larger k,
+    # get probability 1, so that they are drawn first.
+    slots = threshold(inside, 0.0, 1.0).topk(size, -1, largest=False).values
+    reached = _chance(kept.result(_subsets, size, probs.device), slots, free - inside)
+    return torch.cat((slots, reached), -1).log().sum(-1).masked_fill(impossible, -torch.inf)
 
 
-def _steps(
-    member: Tensor, slot_rest: Tensor, slot_distance: Tensor, slot_free: Tensor, rest: Tensor, outside: Tensor
-) -> Tensor:
-    """``r_j / W`` for each subset except the full one, and each slot that it lacks, ``(..., subsets, slots)``.
-
-    On the way to a possible value, W is never below 1 / m. For other subsets, for which f is 0, W may be 0.
-    """
-    m, lacks = (1 - member).sum(-1), 1 - member
-    c = slot_distance @ member.T
-    spread, c = ((m - 1) * (1 + c / m)).unsqueeze(-1), (c / m).unsqueeze(-1)
-    ratio = lacks * (1 + spread / (c + slot_rest.unsqueeze(-2)))  # m times r
-    of_others = spread * ((c + rest.unsqueeze(-2)).reciprocal() @ outside.unsqueeze(-1))
-    weight = outside.sum(-1)[..., None, None] + of_others + ratio @ slot_free.unsqueeze(-1)  # m times W
-    return ratio / weight.clamp(min=LEAST)
-
-
-def _chance(subsets: Subsets, start: Tensor, step: Tensor) -> Tensor:
-    """f of all slots, starting with 1 at the subset ``start``."""
-    starts, steps = start.split(subsets.counts, -1), step.split(subsets.counts[:-1], -2)
-    f = starts[0]
-    for of_size, larger, begun in zip(steps, subsets.larger.split(subsets.counts), starts[1:], strict=False):
+def _chance(subsets: Subsets, slots: Tensor, outside: Tensor) -> Tensor:
+    """f of all slots, without their probabilities, ``(..., 1)``."""
+    rest = 1 - slots + LEAST
+    c = (rest @ subsets.share.T).unsqueeze(-1)  # divided by m, as is the next line
+    spread = torch.addcmul(subsets.others, subsets.others, c)
+    inverse = (c + torch.cat((1 - outside, rest), -1).unsqueeze(-2)).reciprocal()
+    of_outside, of_slots = inverse.split((outside.shape[-1], slots.shape[-1]), -1)
+    ratio = torch.addcmul(subsets.lacks, subsets.lacks, spread * of_slots)  # m times r
+    of_others = torch.addcmul(outside.sum(-1)[..., None, None], spread, of_outside @ outside.unsqueeze(-1))
+    weight = of_others + ratio @ slots.unsqueeze(-1)
+    steps = (ratio / (weight + LEAST)).split(subsets.counts[:-1], -2)  # weight is m times W
+    f, larger = steps[0].squeeze(-2), subsets.larger.split(subsets.counts[:-1])
+    none = f.new_zeros(())
+    for of_size, to, count in zip(steps[1:], larger[1:], subsets.counts[2:], strict=True):
         drawn = (f.unsqueeze(-1) * of_size).flatten(-2)
-        f = begun.scatter_add(-1, larger.flatten().expand(drawn.shape), drawn)
-    return f.squeeze(-1)
+        f = none.expand(*drawn.shape[:-1], count).scatter_add(-1, to.flatten().expand(drawn.shape), drawn)
+    return f

@@ -37,7 +37,7 @@ from khot.kernels.count.tree import ProductTree
 from khot.kernels.draws import balance
 from khot.kernels.exact.row_slabs import by_rows
 from khot.kernels.exact.small_numbers import TINY, log_odds, log_of_small, quotient
-from khot.kernels.operators.autograd import has_derivative
+from khot.kernels.operators.autograd import by_formula, has_derivative
 from khot.kernels.random_numbers import uniform
 
 from . import conditional_poisson, unit_by_unit
@@ -56,20 +56,18 @@ class _Units(NamedTuple):
     leaf: Tensor  # (2, n, rows), the same
     tree: ProductTree
 
-    def marks(self) -> Tensor:
+    def outside(self) -> Tensor:
+        """P(B = k) given a zero and given a one, ``(2, n, rows)``."""
+        return leaf_outside(self.leaf, self.tree).clamp(min=0.0)  # values below zero are FFT noise
+
+    def marks(self, outside: Tensor) -> Tensor:
         """The weights of a mark on zeros and on ones, ``(2, n, rows)``."""
-        outside = leaf_outside(self.leaf, self.tree).clamp(min=0.0)  # values below zero are FFT noise
         return self.leaf[0] * self.leaf[1] * outside
-
-
-def _balanced(probs: Tensor, k: Tensor) -> Tensor:
-    balanced = balance(probs, k)
-    return torch.stack((1 - balanced, balanced))
 
 
 def _leaf(chances: Tensor) -> Tensor:
     """From ``(2, ..., n)`` to ``(2, n, rows)``."""
-    return chances.reshape(2, -1, chances.shape[-1]).mT.contiguous()
+    return chances.reshape(2, -1, chances.shape[-1]).mT
 
 
 def _size(probs: Tensor, k: int | Tensor) -> Tensor:
@@ -85,20 +83,18 @@ def _most(k: int | Tensor, n: int) -> int:
     return max(1, int(k.max())) if k.device.type == "cpu" and k.numel() and can_look(k) else n
 
 
-def _units(probs: Tensor, k: int | Tensor, kept: Kept | None) -> _Units:
+def _units(balanced: Tensor, size: Tensor, most: int, kept: Kept) -> _Units:
     """In eager code on a CPU the tree contains plain numbers, and is kept."""
-    size, most = _size(probs, k), _most(k, probs.shape[-1])
-    chances = kept_if_constant(kept, _balanced, probs, size)
-    if forest_roots.is_fused(probs) or not runs_on_cpu(probs):
-        leaf = _leaf(chances)
-        return _Units(chances, leaf, ProductTree(leaf, size.reshape(-1), most))
-    tree = (kept or Kept()).result(_kept_tree, chances, size, most)
-    has_gradient = has_derivative(chances, torch.is_grad_enabled())
-    return _Units(chances, _leaf(chances) if has_gradient else tree.leaf, tree)
+    chances, rows = torch.stack((1 - balanced, balanced)), size.reshape(-1)
+    leaf = _leaf(chances)
+    if forest_roots.is_fused(balanced) or not runs_on_cpu(balanced):
+        return _Units(chances, leaf, ProductTree(leaf, rows, most))
+    tree = kept.result(_kept_tree, chances, rows, most)
+    return _Units(chances, leaf if has_derivative(balanced, torch.is_grad_enabled()) else tree.leaf, tree)
 
 
-def _kept_tree(chances: Tensor, size: Tensor, most: int) -> KeptTree:
-    return KeptTree(_leaf(chances), size.reshape(-1), most)
+def _kept_tree(chances: Tensor, rows: Tensor, most: int) -> KeptTree:
+    return KeptTree(_leaf(chances).contiguous(), rows, most)
 
 
 def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
@@ -106,27 +102,49 @@ def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = 
     kept = Kept() if kept is None else kept
 
     def by_tree(probs: Tensor, value: Tensor) -> Tensor:
-        units = _units(probs, k, kept)
-        batch_shape = units.chances.shape[1:-1]
-        value = value.double().expand(broadcast_shapes(value.shape, units.chances.shape[1:]))
-        wanted, samples = torch.stack((1 - value, value)), value.dim() - len(batch_shape) - 1
-        chances = units.chances.view(2, *(1,) * samples, *units.chances.shape[1:])
-        distance = (wanted * chances.flip(0)).sum((0, -1))
-        free = (chances > 0).all(0)
-        chance = (wanted * log_of_small(chances.where(free, 1.0))).sum((0, -1))
-        impossible = ((chances <= 0) & (wanted > 0)).any(0).any(-1)
-        weight = units.marks().sum((0, 1)).view(batch_shape)
-        ratio = _log_or_zero(distance) - _log_or_zero(weight)
-        return (chance + ratio).masked_fill(impossible, -torch.inf)
+        size, most = _size(probs, k), _most(k, probs.shape[-1])
+
+        def scored(balanced: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+            return _scored(_units(balanced, size, most, kept), value)
+
+        balanced = kept_if_constant(kept, balance, probs, size)
+        return by_formula(lambda *x: scored(*x)[0], scored, _slope, balanced, value.double())
 
     if unit_by_unit.takes(probs, k, value) and not has_derivative(value, torch.is_grad_enabled()):
         return unit_by_unit.sampford_log_prob(probs, k, value, kept, by_tree)
     return by_tree(probs, value)
 
 
-def _log_or_zero(x: Tensor) -> Tensor:
-    """The logarithm; 0 where x is 0, as D is for the only value of a row without a choice."""
-    return log_of_small(x.masked_fill(x == 0, 1.0))
+def _scored(units: _Units, value: Tensor) -> tuple[Tensor, ...]:
+    """The log-probability of values, float64, and what its derivative needs."""
+    chances, outside = units.chances, units.outside()
+    excluded = chances <= 0
+    zero, one = log_of_small(chances.masked_fill(excluded.any(0), 1.0))
+    chance = torch.lerp(zero, one, value).sum(-1)
+    distance = torch.lerp(chances[1], chances[0], value).sum(-1)
+    weight = units.marks(outside).sum((0, 1)).view(chances.shape[1:-1])
+    fixed = weight == 0  # rows without a choice, in which D is 0 for the only value
+    distance, weight = distance.masked_fill(fixed, 1.0), weight.masked_fill(fixed, 1.0)
+    impossible = torch.where(value > 0, excluded[1], excluded[0]).any(-1)
+    result = (chance + (log_of_small(distance) - log_of_small(weight))).masked_fill(impossible, -torch.inf)
+    return result, units.leaf, outside, distance, weight, impossible
+
+
+def _slope(
+    g: Tensor, balanced: Tensor, value: Tensor, leaf: Tensor, outside: Tensor, distance: Tensor, weight: Tensor,
+    impossible: Tensor,
+) -> Tensor:  # fmt: skip
+    """The derivative, times g, in the balanced probabilities.
+
+    In E[D; B = k] a probability occurs in D, and as the probability of a value. In the latter, the derivative of the
+    logarithm is (P(x_i = 1) - p_i) / (p_i (1 - p_i)), which is 0. Units of probability 0 or 1 have no derivative.
+    """
+    g, spread = g.masked_fill(impossible, 0.0).unsqueeze(-1), balanced * (1 - balanced)
+    zero, one = leaf * outside
+    of_weight = (zero - one).T.view(spread.shape) / weight.unsqueeze(-1)
+    of_chance = (value - balanced) / spread - of_weight
+    each = torch.addcmul(of_chance * g, 1 - 2 * value, g / distance.unsqueeze(-1))
+    return each.sum_to_size(spread.shape).masked_fill(spread == 0, 0.0)
 
 
 def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
@@ -163,8 +181,9 @@ def sample(
     drawn = unit_by_unit.sample(marked_count_draw, probs, k, math.prod(sample_shape), generator)
     if drawn is not None:
         return drawn.view(*sample_shape, *drawn.shape[1:])
-    units, count = _units(probs, k, kept), math.prod(sample_shape)
-    marks = units.marks().flatten(0, 1).T.cumsum(-1)  # (rows, 2n)
+    kept, size, count = Kept() if kept is None else kept, _size(probs, k), math.prod(sample_shape)
+    units = _units(kept_if_constant(kept, balance, probs, size), size, _most(k, n), kept)
+    marks = units.marks(units.outside()).flatten(0, 1).T.cumsum(-1)  # (rows, 2n)
     slab = max(1, MAX_DRAW_ELEMENTS // max(1, probs.numel()))
     parts = []
     for start in range(0, max(1, count), slab):
@@ -184,7 +203,7 @@ def _draw_marked(units: _Units, mark: Tensor, generator: torch.Generator | None)
     fixed = (mark >= n).unsqueeze(-1) & (probs.gather(-1, unit) > 0)
 
     def of_rows(probs: Tensor, k: Tensor) -> tuple[Tensor]:
-        tree = ProductTree(_leaf(torch.stack((1 - probs, probs))), k.flatten(), bound)
+        tree = ProductTree(_leaf(torch.stack((1 - probs, probs))).contiguous(), k.flatten(), bound)
         return (tree.draw(1, generator).squeeze(-1).T.view(probs.shape),)
 
     given = probs.scatter(-1, unit, fixed.double())

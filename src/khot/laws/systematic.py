@@ -32,9 +32,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from khot.kernels import random_numbers
-from khot.kernels.call import is_plain
 from khot.kernels.draws import balance
-from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
+from khot.kernels.operators.autograd import by_formula, with_derivatives_of
 
 from .kept import Kept, kept_if_constant
 
@@ -47,11 +46,9 @@ def line(probs: Tensor) -> Tensor:
     length = (probs.double() * ONE).long()
     end = length.cumsum(-1)
     room = length.minimum(ONE - length).cumsum(-1, dtype=torch.float64)
-    share = room / room[..., -1:].clamp(min=1.0)
+    share = room / room[..., -1:]  # NaN in a row of certain units, which has no excess
     excess = (end[..., -1:] << 2) >> 2  # over the nearest whole number
-    high = excess.double()
-    low = excess - high.long()  # the part that float64 cannot represent
-    return end - (share * high).long() - (share * low).long()
+    return end - torch.where(share < 1, (share * excess).long(), excess)
 
 
 class Cuts(NamedTuple):
@@ -140,23 +137,39 @@ def draw_in_random_order(
 
 def log_prob_in_order(probs: Tensor, k: Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
     """Log-probability of k-hot values in the given order; ``-inf``, without gradient, for impossible ones."""
-    distance = _kept_line(probs, kept) - (value.long().cumsum(-1) << 62)
+    distance = _kept_line(probs, kept) - (value.detach().cumsum(-1, dtype=torch.long) << 62)
     distance = distance.clamp(-ONE, ONE - 1)  # impossible values pass one of these before they are 4 away
-    highest, lowest = distance.amax(-1, keepdim=True), distance.amin(-1, keepdim=True)
-    length = (ONE - (highest - lowest)).double() / ONE
-    if not is_plain(probs) or has_derivative(probs, torch.is_grad_enabled()):
-        end, near = balance(probs, k).cumsum(-1), int(TOLERANCE * ONE)
-        change = _mean_over(distance <= lowest + near, end) - _mean_over(distance >= highest - near, end)
-        length = with_derivatives_of(length, change)
-    length = length.squeeze(-1)
-    possible = length > TOLERANCE
-    return torch.where(possible, length, 1.0).log().masked_fill(~possible, -torch.inf)
+    length = by_formula(_length, _length_and_ends, _pull_back, probs, distance)
+    impossible = length <= TOLERANCE
+    return length.masked_fill(impossible, 1.0).log().masked_fill(impossible, -torch.inf)
 
 
-def _mean_over(chosen: Tensor, x: Tensor) -> Tensor:
-    """The mean of the chosen entries of each row, ``(..., 1)``."""
-    weight = chosen.double()
-    return (weight * x).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True)
+def _length_and_ends(probs: Tensor, distance: Tensor) -> tuple[Tensor, ...]:
+    """The length of the interval of u that draws a value, given its D, and what the derivative needs."""
+    lowest, highest = distance.aminmax(dim=-1, keepdim=True)
+    return (ONE - (highest - lowest)).squeeze(-1).double() / ONE, lowest, highest
+
+
+def _length(probs: Tensor, distance: Tensor) -> Tensor:
+    length, *ends = _length_and_ends(probs, distance)
+    return with_derivatives_of(length, (_slope(probs.detach(), distance, *ends) * probs).sum(-1))
+
+
+def _pull_back(g: Tensor, probs: Tensor, *ends: Tensor) -> Tensor:
+    return (g.unsqueeze(-1) * _slope(probs, *ends)).sum_to_size(probs.shape).to(probs.dtype)
+
+
+def _slope(probs: Tensor, distance: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
+    """The derivative of the length, ``(..., n)``, the mean over all D that are lowest, or highest; it is a constant."""
+    near, probs = int(TOLERANCE * ONE), probs.double()
+    weight = _equal_weights(distance <= lowest + near) - _equal_weights(distance >= highest - near)
+    of_end, spread = weight - weight.cumsum(-1), probs * (1 - probs)  # sums from each unit on, as the sum of all is 0
+    total = spread.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
+    return (of_end - (of_end * spread).sum(-1, keepdim=True) / total).masked_fill(probs <= 0, 0.0)
+
+
+def _equal_weights(chosen: Tensor) -> Tensor:
+    return chosen / chosen.sum(-1, keepdim=True, dtype=torch.float64)
 
 
 def entropy_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor:

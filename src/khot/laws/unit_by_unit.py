@@ -27,7 +27,7 @@ from khot.kernels.count import (
     marked_count_log_prob_derivative,
 )
 from khot.kernels.exact.small_numbers import TINY
-from khot.kernels.operators.autograd import has_derivative
+from khot.kernels.operators.autograd import by_formula, has_derivative
 from khot.kernels.random_numbers.philox import draw_seed, first_place
 from khot.kernels.registry import DrawOperator
 
@@ -280,26 +280,6 @@ def _solve_marked(probs: Tensor, k: int | Tensor, with_slope: bool) -> Marked:
     return Marked(batch_shape, rows, size, *marked_count(rows, size, with_slope)).for_values(_shape_of(probs, k))
 
 
-class _SampfordLogProb(Function):
-    @staticmethod
-    def forward(ctx: Any, probs: Tensor, value: Tensor, marked: Marked, by_tree: ByTree) -> Tensor:
-        ctx.marked, ctx.by_tree = marked, by_tree
-        ctx.save_for_backward(probs, value)
-        return no_view(_sampford_log_prob(value, marked))
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (probs, value), marked = ctx.saved_tensors, ctx.marked
-        if not is_first_derivative(g):
-            return *_pulled_back(ctx.by_tree, [probs, value], ctx.needs_input_grad[:2], g), None, None
-        values = _in_rows(value, marked.shape)
-        weights = g.reshape(values.shape[:2]).contiguous()
-        gradient = marked_count_log_prob_derivative(
-            marked.probs, marked.k, marked.balanced, marked.slope, values, weights
-        )
-        return _like(gradient, marked.shape, probs), None, None, None
-
-
 def _sampford_log_prob(value: Tensor, marked: Marked) -> Tensor:
     shape, values = broadcast_shapes(value.shape, marked.shape), _in_rows(value, marked.shape)
     return marked_count_log_prob(marked.balanced, marked.log_total, values).view(shape[:-1])
@@ -311,5 +291,16 @@ def sampford_log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept,
     marked = kept.result(_solve_marked, probs, k, differentiable).for_values(value.shape)
     if not differentiable:
         return _sampford_log_prob(value, marked)
-    result: Tensor = _SampfordLogProb.apply(probs, value, marked, by_tree)
-    return result
+
+    def scored(probs: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        return (no_view(_sampford_log_prob(value, marked)),)
+
+    def slope(g: Tensor, probs: Tensor, value: Tensor) -> Tensor:
+        values = _in_rows(value, marked.shape)
+        weights = g.reshape(values.shape[:2]).contiguous()
+        gradient = marked_count_log_prob_derivative(
+            marked.probs, marked.k, marked.balanced, marked.slope, values, weights
+        )
+        return _like(gradient, marked.shape, probs)
+
+    return by_formula(by_tree, scored, slope, probs, value)

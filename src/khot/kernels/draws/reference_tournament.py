@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import random_numbers
 from ..exact.small_numbers import constant_if_tiny
+from ..operators.autograd import by_formula
 from ..random_numbers.philox import Place, random_words, uniform
 
 Luck = Callable[[int, int], Tensor]  # uniform numbers for the places from the first up to the last, exclusive
@@ -17,21 +18,28 @@ def balance(probs: Tensor, k: Tensor) -> Tensor:
 
     The difference is spread in proportion to ``probs * (1 - probs)``, which leaves 0 and 1 unchanged. Differentiable.
     """
-    probs = probs.double()
-    spread = probs * (1 - probs)
-    balanced = probs + spread * _share(probs, spread, k)  # probs - spread and probs + spread lie in [0, 1]
-    return constant_if_tiny(balanced)
+    return by_formula(lambda p, k: constant_if_tiny(_balanced(p, k)[0]), _balanced, _balance_slope, probs.double(), k)
 
 
 def missing_share(probs: Tensor, k: Tensor) -> Tensor:
     """The multiple of ``probs * (1 - probs)`` that :func:`balance` adds to a row, ``(..., 1)`` in float64."""
-    probs = probs.double()
-    return _share(probs, probs * (1 - probs), k)
+    return _balanced(probs.double(), k)[-1].clamp(-1, 1)
 
 
-def _share(probs: Tensor, spread: Tensor, k: Tensor) -> Tensor:
-    missing = k.unsqueeze(-1) - probs.sum(-1, keepdim=True)
-    return (missing / spread.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)).clamp(-1, 1)
+def _balanced(probs: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+    spread = probs * (1 - probs)  # probs - spread and probs + spread lie in [0, 1]
+    total = spread.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
+    share = (k.unsqueeze(-1) - probs.sum(-1, keepdim=True)) / total
+    balanced = torch.addcmul(probs, spread, share.clamp(-1, 1))
+    return balanced, balanced, total, share
+
+
+def _balance_slope(g: Tensor, probs: Tensor, _: Tensor, balanced: Tensor, total: Tensor, unlimited: Tensor) -> Tensor:
+    share = unlimited.clamp(-1, 1)
+    g = g.masked_fill(balanced < torch.finfo(probs.dtype).tiny, 0.0)
+    of_share = ((g * probs).unsqueeze(-2) @ (1 - probs).unsqueeze(-1)).squeeze(-1) / total
+    g = g - of_share.masked_fill(share != unlimited, 0.0)
+    return (torch.addcmul(1 + share, probs, share, value=-2) * g).sum_to_size(probs.shape)
 
 
 def pivotal_draw(

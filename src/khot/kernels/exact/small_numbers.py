@@ -9,6 +9,8 @@ range.
 import torch
 from torch import Tensor
 
+from ..operators.autograd import by_formula
+
 TINY = torch.finfo(torch.float64).tiny  # the reciprocals of smaller numbers may overflow
 
 
@@ -19,6 +21,10 @@ def constant_if_tiny(x: Tensor) -> Tensor:
 
 def log_of_small(x: Tensor) -> Tensor:
     """The logarithm of positive numbers, ``TINY`` or larger, with derivatives of every order in range."""
+    return by_formula(_log, lambda x: (x.log(),), torch.div, x)
+
+
+def _log(x: Tensor) -> Tensor:
     size = x.detach()
     return (x / size).log() + size.log()
 

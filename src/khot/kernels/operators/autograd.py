@@ -14,7 +14,7 @@ from torch.autograd import Function, forward_ad
 
 from khot._torch_internals import apply_untransformed, in_forward_mode, nested_forward_mode
 
-from ..call import Call, call_of
+from ..call import Call, call_of, is_direct
 
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[Any]:
@@ -63,6 +63,52 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
             return function.forward(*args)  # at a tenth of the cost of `apply`
 
     return apply
+
+
+class _ByFormula(Function):
+    @staticmethod
+    def forward(ctx: Any, definition: Any, value: Any, slope: Any, *arguments: Tensor) -> Tensor:
+        result, *kept = value(*arguments)
+        ctx.definition, ctx.slope, ctx.count = definition, slope, len(arguments)
+        ctx.save_for_backward(*arguments, *kept)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors  # checkpoints allow to read them once
+        x, *constants = tensors[: ctx.count]
+        further, nothing = torch.is_grad_enabled(), [None] * len(constants)
+        if not further and is_direct(g):
+            return None, None, None, ctx.slope(g, *tensors), *nothing
+        with torch.enable_grad():  # of a view, because a constant may have been computed from x
+            x = x.view_as(x) if further else x.detach().requires_grad_()
+            found = torch.autograd.grad(ctx.definition(x, *constants), x, g, create_graph=further)
+        return None, None, None, *found, *nothing
+
+
+def by_formula(
+    definition: Callable[..., Tensor],
+    value: Callable[..., Sequence[Tensor]],
+    slope: Callable[..., Tensor],
+    x: Tensor,
+    *constants: Tensor,
+) -> Tensor:
+    """A function whose first derivative is a formula in eager code.
+
+    Compilers, transforms and derivatives of higher order see the definition, as do derivatives in the constants.
+
+    Args:
+        definition: The function in differentiable operations.
+        value: The function; its result is followed by further tensors that the formula needs.
+        slope: The formula: dL/dx from dL/dresult, the arguments and these tensors.
+        x: The argument in which the function is differentiated.
+        *constants: Its other arguments.
+    """
+    if not is_direct(x, *constants) or wants_gradient(*constants):
+        return definition(x, *constants)
+    if wants_gradient(x):
+        return apply_untransformed(_ByFormula, definition, value, slope, x, *constants)
+    return value(x, *constants)[0]
 
 
 def wants_gradient(*args: Any) -> bool:
