@@ -32,9 +32,8 @@ For draws in which one unit is marked with weight :math:`|x_i - p_i|`, for Sampf
 add up to k: ``marked_count``, ``marked_count_log_prob``, ``marked_count_log_prob_derivative``, ``marked_count_draw``.
 
 For the inverse, from probabilities to logits: ``inclusion_inverse``, the logits for which the units given B = k have
-these log-odds; ``covariance_inverse``, v with C v = b, where C is the covariance given B = k, a graph's Laplacian; and
-``times_covariance_at``, products with the C of given probabilities, whose logits are not needed. If no kernel takes a
-call, :mod:`khot.laws.inverse` solves for all rows together.
+these log-odds; and ``covariance_inverse``, v with C v = b, where C is the covariance given B = k, a graph's Laplacian.
+If no kernel takes a call, :mod:`khot.laws.inverse` solves for all rows together.
 
 For the product tree: ``pair_merge`` and ``pair_split``, the convolution of pairs and its adjoint; ``forest_roots``,
 ``forest_outsides`` and ``forest_bends``, the lowest levels of a tree at a time, which pays only on an accelerator.
@@ -49,7 +48,7 @@ import torch
 from torch import Tensor
 
 from ..registry import Backends, DrawOperator, Operator, only_if
-from . import reference, reference_inverse, reference_marked, reference_tree
+from . import reference, reference_inverse, reference_marked, reference_tree, torch_pairs
 
 LONGEST = 2**14  # units of a row; the product tree is faster in rows at least a few times as long
 
@@ -140,7 +139,11 @@ _not_too_long = only_if(
 inclusion_inverse = Operator(
     "inclusion_inverse",
     reference_inverse.inclusion_inverse,
-    fake=lambda log_odds, k, goal: (torch.empty_like(log_odds), log_odds.new_empty(len(log_odds))),
+    fake=lambda log_odds, k, goal: (
+        torch.empty_like(log_odds),
+        log_odds.new_empty(len(log_odds), 2),
+        log_odds.new_empty(len(log_odds)),
+    ),
     batch=False,
 )
 inclusion_inverse.backend("numba", module=".numba_inverse", takes=_not_too_long)
@@ -152,14 +155,6 @@ covariance_inverse = Operator(
     batch=False,
 )
 covariance_inverse.backend("numba", module=".numba_systems", takes=_not_too_long)
-
-times_covariance_at = Operator(
-    "times_covariance_at",
-    reference_inverse.times_covariance_at,
-    fake=lambda probs, k, g, goal: (torch.empty_like(g), g.new_empty(len(g))),
-    batch=False,
-)
-times_covariance_at.backend("numba", module=".numba_inverse", takes=_not_too_long)
 
 FOREST_LEVELS = 10  # of the trees that a program holds
 TRITON_WIDTH = 1024  # widest child of a node above these that is convolved directly; beyond it the FFT is faster
@@ -183,21 +178,19 @@ def _like_bends(leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, level
 
 pair_merge = Operator(
     "pair_merge",
-    reference_tree.pair_merge,
+    torch_pairs.pair_merge,
     fake=lambda x, start, length: x.new_empty(length, *x.shape[2:]),
     batch=False,
 )
 pair_merge.backend("triton", module=".triton_pairs", takes=lambda x, *_: _narrow(x))
-pair_merge.backend("torch", module=".torch_pairs")
 
 pair_split = Operator(
     "pair_split",
-    reference_tree.pair_split,
+    torch_pairs.pair_split,
     fake=lambda g, x, start: torch.empty_like(x, memory_format=torch.contiguous_format),
     batch=False,
 )
 pair_split.backend("triton", module=".triton_pairs", takes=lambda g, x, start: _narrow(x))
-pair_split.backend("torch", module=".torch_pairs")
 
 forest_roots = Operator(
     "forest_roots",
@@ -206,17 +199,14 @@ forest_roots = Operator(
     batch=False,
 )
 forest_roots.backend("triton", module=".triton_forest")
-forest_roots.backend("torch", module=".torch_forest")
 
 forest_outsides = Operator(
     "forest_outsides", reference_tree.forest_outsides, fake=lambda leaf, *_: torch.empty_like(leaf), batch=False
 )
 forest_outsides.backend("triton", module=".triton_forest")
-forest_outsides.backend("torch", module=".torch_forest")
 
 forest_bends = Operator("forest_bends", reference_tree.forest_bends, fake=_like_bends, batch=False)
 forest_bends.backend("triton", module=".triton_forest")
-forest_bends.backend("torch", module=".torch_forest")
 
 # Draws the units of whole trees, given how many ones each has; without it a tree draws level by level.
 forest_draw = Backends(__name__, "launch_draw")

@@ -27,7 +27,6 @@ from ..cpu.loops import kernel, over_rows, per_row, summed
 from ..cpu.maths import LOG
 from ..cpu.rows import larger
 from .numba_row import count_law, probabilities, workplace
-from .numba_systems import product
 from .numba_units import CLOSE, EPS, WORK, balance, guess, rows_of, settle
 
 ACCEPTED = 1e-11  # as in laws.inverse_newton: an error that rounding may leave
@@ -36,9 +35,6 @@ INDEPENDENT = 1e-10  # relative to a product of squares, above which two steps a
 MARGIN = 1e3  # factor by which a predicted error must be small enough
 
 log = LOG[np.float64]
-
-
-# ---- The inverse
 
 
 @summed
@@ -112,8 +108,7 @@ def _next_aim(at, right, mean, weight, aim, history):
 def _search(target, k, goal, rows, right, weight, history, work):
     """Writes the z whose log-odds given B = k are the target, with their probabilities.
 
-    Returns:
-        The error, infinite if z was not found; the law of the count; and whether that law is the one at z.
+    Returns the error, infinite if z was not found.
     """
     aim, z, p, q, complement, inclusion = rows
     variance = balance(target, k, p, q, 0.0, max(EPS, 1e-3 * goal))
@@ -128,96 +123,46 @@ def _search(target, k, goal, rows, right, weight, history, work):
         error, mean = _compare(target, complement, inclusion, right, weight)
         error /= size
         if error <= goal:
-            return error, law, True
+            return error
         if not error < np.inf or math.isnan(mean):
             break
         if last <= ACCEPTED and not error < last:
-            return error if error <= ACCEPTED else np.inf, law, True  # where rounding ends the progress
+            return error if error <= ACCEPTED else np.inf  # where rounding ends the progress
         _next_aim(at, right, mean, weight, aim, history)
         guess(aim, k, variance, p, q, z)
         gain = error / last
         if at > 0 and gain * error * MARGIN <= goal:
-            return goal, law, False
+            return goal
         last = error
-    return np.inf, law, False
+    return np.inf
 
 
 @kernel
-def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
+def _inverse_rows(begin, end, log_odds, k, goal, logits, tilts, errors):
     n, lost = log_odds.shape[1], 0
     units, target, right, weight, work = np.empty(n, np.int64), np.empty(n), np.empty(n), np.empty(n), workplace(n)
     rows, space = np.empty((6, n)), np.zeros((6, n))
     for r in range(begin, end):
         m, left, errors[r] = settle(log_odds[r], k[r], units, target, logits[r])
+        tilts[r, :] = 0.0
         if errors[r] != 0 or not 0 < left < m:
             continue
         of_row, history = rows_of(rows, m), rows_of(space, m)
-        errors[r], _, _ = _search(target[:m], left, goal, of_row, right[:m], weight[:m], history, work)
-        mean = rows[1, :m].mean()
+        errors[r] = _search(target[:m], left, goal, of_row, right[:m], weight[:m], history, work)
+        _, z, p, q, _, _ = of_row
+        balance(z, left, p, q, CLOSE, 0.0)
+        mean = tilts[r, 1] = z.mean()
         for i in range(m):
-            logits[r, units[i]] = rows[1, i] - mean
+            logits[r, units[i]] = z[i] - mean
         if not np.isfinite(mean):
             errors[r] = np.inf
         lost += errors[r] == np.inf
     return lost
 
 
-@summed
-def _log_odds(probs, out):
-    for i in range(probs.shape[0]):
-        out[i] = log(probs[i] / (1.0 - probs[i]))
-
-
-@kernel
-def _product_rows(begin, end, probs, k, g, goal, found, errors):
-    n, lost = probs.shape[1], 0
-    units, target, right, weight, work = np.empty(n, np.int64), np.empty(n), np.empty(n), np.empty(n), workplace(n)
-    rows, space = np.empty((6, n)), np.zeros((6, n))
-    for r in range(begin, end):
-        _log_odds(probs[r], rows[0])
-        m, left, errors[r] = settle(rows[0], k[r], units, target, found[r])
-        found[r, :] = 0.0
-        if errors[r] != 0 or not 0 < left < m:
-            continue
-        of_row, history = rows_of(rows, m), rows_of(space, m)
-        errors[r], law, is_known = _search(target[:m], left, goal, of_row, right[:m], weight[:m], history, work)
-        (_, z, p, q, t, along), v = of_row, right[:m]
-        if not is_known:
-            balance(z, left, p, q, CLOSE, 0.0)
-            law = count_law(p, q, left, work)
-        for i in range(m):
-            v[i] = g[r, units[i]]
-        mean = _mean(p, q, v)
-        for i in range(m):
-            v[i] -= mean  # constants change nothing, but cost digits
-        product(law, work, v, t, along)
-        for i in range(m):
-            found[r, units[i]] = along[i]
-        lost += errors[r] == np.inf
-    return lost
-
-
-@summed
-def _mean(p, q, v):
-    total = weight = 0.0
-    for i in range(v.shape[0]):
-        total += p[i] * q[i] * v[i]
-        weight += p[i] * q[i]
-    return total / weight
-
-
-# ---- The operators
-
-
-def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    logits, errors = torch.empty_like(log_odds, memory_format=torch.contiguous_format), log_odds.new_empty(len(k))
+def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor, Tensor]:
+    logits, rows = torch.empty_like(log_odds, memory_format=torch.contiguous_format), len(k)
+    results = logits, log_odds.new_empty(rows, 2), log_odds.new_empty(rows)
     given = (x.contiguous().numpy() for x in (log_odds, k))
-    over_rows(_inverse_rows, len(k), logits.numel() * WORK, *given, goal, logits.numpy(), errors.numpy())
-    return logits, errors
-
-
-def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    found, errors = torch.empty_like(g, memory_format=torch.contiguous_format), g.new_empty(len(k))
-    given = (x.contiguous().numpy() for x in (probs, k, g))
-    over_rows(_product_rows, len(k), g.numel() * WORK, *given, goal, found.numpy(), errors.numpy())
-    return found, errors
+    over_rows(_inverse_rows, rows, logits.numel() * WORK, *given, goal, *(x.numpy() for x in results))
+    return results
