@@ -131,25 +131,46 @@ def bernoulli_count_derivative(
 
 
 @per_row
-def _draw_block(table, p, q, start, stop, counts, seed, origin, out):
-    """Draws units ``stop - 1``, ..., ``start`` of many draws, given the ``counts`` of ones among the units up to there.
+def _draw_block(table, p, q, weight, start, stop, counts, open_, seed, origin, out):
+    """Draws units ``stop - 1``, ..., ``start`` of many draws.
 
-    ``origin`` is the first draw, the row and the first unit, as random numbers count them.
+    ``counts`` are the ones among the units up to there, and ``open_`` says whether a mark is among them. ``origin`` is
+    the first draw, the row and the first unit, as random numbers count them.
     """
-    draw, row, unit = origin
+    (draw, row, unit), rows, bent = origin, table.rows, table.bent
     for d in range(counts.shape[0]):
-        m = counts[d]
+        m, is_open = counts[d], open_[d]
         even = odd = 0.0
         for i in range(stop - 1, start - 1, -1):
             place = unit + i
             if place % 2 or i == stop - 1:
                 even, odd = uniform_pair(seed, draw + d, row, place // 2)
             at = U(i - start) * table.stride + U(m - table.first[i])
-            stays, grows = q[i] * table.rows[at + ONE], p[i] * table.rows[at]
-            one = m > 0 and (stays == 0 or (odd if place % 2 else even) * (stays + grows) < grows)
+            stays, grows = q[i] * rows[at + ONE], p[i] * rows[at]
+            here = there = 0.0
+            if is_open:
+                stays, grows = q[i] * rows[at + bent + ONE], p[i] * rows[at + bent]
+                here, there = weight[i] * rows[at + ONE], weight[i] * rows[at]
+            u = (odd if place % 2 else even) * (stays + grows + here + there)
+            one = m > 0 and (stays + here == 0 or u < grows + there)
+            if one:
+                is_open = is_open and (there == 0 or u < grows)
+            else:
+                is_open = is_open and (here == 0 or u < grows + there + stays)
             out[d, i] = one
             m -= one
-        counts[d] = m
+        counts[d], open_[d] = m, is_open
+
+
+@per_row
+def draw_row(table, p, q, weight, k, is_marked, seed, origin, out):
+    """Draws k ones from the last unit to the first and, if the row ``is_marked``, a mark with its ``weight``."""
+    draws, n = out.shape
+    counts, open_ = np.full(draws, k), np.full(draws, is_marked)
+    for start in range((n - 1) // table.length * table.length, -1, -table.length):
+        stop = min(start + table.length, n)
+        restore(table, p, q, weight, weight, start, stop)
+        _draw_block(table, p, q, weight, start, stop, counts, open_, seed, origin, out)
 
 
 @kernel
@@ -168,15 +189,12 @@ def _draw_tasks(from_task, to_task, parts, theta, k, thresholds, close, seed, fi
             left += 1
             continue
         clip_rare(p, q)
-        chance, table = plan(p, q, k[r], table)
+        chance, _, table = plan(p, q, p[:0], p[:0], k[r], table)
         if chance < SURE:
             chances(theta[r], anchor, offset, p, q)
-            _, table = plan(p, q, k[r], table)
-        counts, origin = np.full(stop_draw - start_draw, k[r]), (first[0] + start_draw, first[1] + r, first[2])
-        for start in range((n - 1) // table.length * table.length, -1, -table.length):
-            stop = min(start + table.length, n)
-            restore(table, p, q, start, stop)
-            _draw_block(table, p, q, start, stop, counts, seed[0], origin, mine)
+            _, _, table = plan(p, q, p[:0], p[:0], k[r], table)
+        origin = first[0] + start_draw, first[1] + r, first[2]
+        draw_row(table, p, q, p[:0], k[r], False, seed[0], origin, mine)
     return left
 
 
