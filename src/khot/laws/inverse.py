@@ -37,7 +37,6 @@ from .inverse_newton import (
     Family,
     centred,
     interior_of,
-    iterate_in_range,
     solve_scores,
     solve_system,
     without_mean,
@@ -131,11 +130,7 @@ class _RangeLogits(Function):
             logits[single] = _apply_solve(probs[single], low[single], CONDITIONAL_POISSON.name, goal, None)
         if not single.all():
             rows, family = ~single, RANGE._replace(goal=goal)
-            found, lost = iterate_in_range(target[rows], SizeRange(low[rows], high[rows]), family)
-            logits[rows] = found
-            rows = torch.zeros_like(single).masked_scatter(rows, lost)
-            if rows.any():
-                logits[rows] = solve_scores(target[rows], SizeRange(low[rows], high[rows]), family)
+            logits[rows] = solve_scores(target[rows], SizeRange(low[rows], high[rows]), family)
         return logits
 
     @staticmethod
