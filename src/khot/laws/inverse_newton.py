@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from khot.kernels.count import MOST_FACTORED, covariance_inverse
+from khot.kernels.count import MOST_FACTORED
 from khot.kernels.count.characteristic import Factors, factors
 
 from .conditional_poisson import inclusion_log_odds, inclusion_probabilities, size_probabilities, slopes
@@ -275,9 +275,6 @@ def _solve_factored(
 ) -> Tensor:
     """:func:`solve_system` by the factors of C, directly in short rows; NaN in rows in which they have lost digits."""
     size = torch.as_tensor(k, device=logits.device).expand(logits.shape[:-1])
-    if logits.shape[-1] > LONGEST and covariance_inverse.is_fused(logits):
-        rows = (x.reshape(-1, x.shape[-1]) for x in (logits, b))
-        return covariance_inverse(*rows, size.reshape(-1), tolerance, torch.inf).view(b.shape)
     weight = family.slope(scores)
     shift = centred(scores - logits, logits.isfinite(), weight)
     lost = (shift.abs().amax(-1) > RELIABLE_SHIFT)[..., None]
