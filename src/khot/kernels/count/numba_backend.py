@@ -131,53 +131,54 @@ def bernoulli_count_derivative(
 
 
 @per_row
-def _draw_block(table, p, q, weight, start, stop, counts, open_, seed, origin, out):
+def _draw_block(table, p, q, weight, start, stop, states, seed, origin, out):
     """Draws units ``stop - 1``, ..., ``start`` of many draws.
 
-    ``counts`` are the ones among the units up to there, and ``open_`` says whether a mark is among them. ``origin`` is
+    ``states`` are twice the numbers of ones among the units up to there, plus 1 if a mark is among them. ``origin`` is
     the first draw, the row and the first unit, as random numbers count them.
     """
     (draw, row, unit), rows, bent = origin, table.rows, table.bent
-    for d in range(counts.shape[0]):
-        m, is_open = counts[d], open_[d]
+    for d in range(states.shape[0]):
+        m, is_open = states[d] // 2, states[d] % 2 == 1
         even = odd = 0.0
         for i in range(stop - 1, start - 1, -1):
             place = unit + i
             if place % 2 or i == stop - 1:
                 even, odd = uniform_pair(seed, draw + d, row, place // 2)
             at = U(i - start) * table.stride + U(m - table.first[i])
-            stays, grows = q[i] * rows[at + ONE], p[i] * rows[at]
-            here = there = 0.0
+            stays, grows, here, there = q[i] * rows[at + ONE], p[i] * rows[at], 0.0, 0.0
+            zero, one = stays, grows
             if is_open:
                 stays, grows = q[i] * rows[at + bent + ONE], p[i] * rows[at + bent]
                 here, there = weight[i] * rows[at + ONE], weight[i] * rows[at]
-            u = (odd if place % 2 else even) * (stays + grows + here + there)
-            one = m > 0 and (stays + here == 0 or u < grows + there)
-            if one:
-                is_open = is_open and (there == 0 or u < grows)
-            else:
-                is_open = is_open and (here == 0 or u < grows + there + stays)
-            out[d, i] = one
-            m -= one
-        counts[d], open_[d] = m, is_open
+                zero, one = stays + here, grows + there
+            u = (odd if place % 2 else even) * (zero + one)
+            is_one = m > 0 and (zero == 0 or u < one)
+            if is_open and is_one:
+                is_open = there == 0 or u < grows
+            elif is_open:
+                is_open = here == 0 or u < one + stays
+            out[d, i] = is_one
+            m -= is_one
+        states[d] = 2 * m + is_open
 
 
-@per_row
+@inlined
 def draw_row(table, p, q, weight, k, is_marked, seed, origin, out):
     """Draws k ones from the last unit to the first and, if the row ``is_marked``, a mark with its ``weight``."""
     draws, n = out.shape
-    counts, open_ = np.full(draws, k), np.full(draws, is_marked)
+    states = np.full(draws, 2 * k + is_marked)
     for start in range((n - 1) // table.length * table.length, -1, -table.length):
         stop = min(start + table.length, n)
         restore(table, p, q, weight, weight, start, stop)
-        _draw_block(table, p, q, weight, start, stop, counts, open_, seed, origin, out)
+        _draw_block(table, p, q, weight, start, stop, states, seed, origin, out)
 
 
 @kernel
 def _draw_tasks(from_task, to_task, parts, theta, k, thresholds, close, seed, first, out):
     draws, _, n = out.shape
     left = 0
-    p, q, table = np.empty(n), np.empty(n), empty_table(n)
+    p, q, none, table = np.empty(n), np.empty(n), np.empty(0), empty_table(n)
     for task in range(from_task, to_task):
         r, part = task // parts, task % parts
         start_draw, stop_draw = draws * part // parts, draws * (part + 1) // parts
@@ -189,12 +190,12 @@ def _draw_tasks(from_task, to_task, parts, theta, k, thresholds, close, seed, fi
             left += 1
             continue
         clip_rare(p, q)
-        chance, _, table = plan(p, q, p[:0], p[:0], k[r], table)
+        chance, _, table = plan(p, q, none, none, k[r], table)
         if chance < SURE:
             chances(theta[r], anchor, offset, p, q)
-            _, _, table = plan(p, q, p[:0], p[:0], k[r], table)
+            _, _, table = plan(p, q, none, none, k[r], table)
         origin = first[0] + start_draw, first[1] + r, first[2]
-        draw_row(table, p, q, p[:0], k[r], False, seed[0], origin, mine)
+        draw_row(table, p, q, none, k[r], False, seed[0], origin, mine)
     return left
 
 

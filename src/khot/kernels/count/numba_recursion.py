@@ -36,7 +36,7 @@ LOG_TAIL, RARE = 46.0, 1e-20  # -log of 1e-20, and 1e-20
 ALIKE = 8  # units whose windows have the same radius
 SHORT = 32  # units of a row whose windows leave out nothing
 FACTORS = 512  # this many numbers of at least a half have a product that is a normal number
-WHOLE_TABLE = 2**16  # entries of a table that is kept whole
+WHOLE_TABLE = 2**16  # entries of a table, or of each half of it, that is kept whole
 
 U = np.uint64
 ONE, TWO = U(1), U(2)
@@ -125,9 +125,9 @@ def windows(p, q, k, whole, first, last):
 
 
 @inlined
-def _block_length(n, stride):
+def _block_length(n, width):
     """Units whose rows of a table are computed at a time."""
-    return n if n * np.int64(stride) <= WHOLE_TABLE else int(math.sqrt(n)) + 1
+    return n if n * np.int64(width) <= WHOLE_TABLE else int(math.sqrt(n)) + 1
 
 
 @inlined
@@ -172,7 +172,7 @@ def shift_of(first, i):
     return U(first[i + 1] - first[i])
 
 
-@per_row
+@inlined
 def _fill(table, p, q, s, t, start, stop):
     """Computes the rows of units start + 1, ..., stop of a table whose first row is that of ``start``.
 
@@ -238,12 +238,12 @@ def empty_table(n):
     return Table(np.empty(n + 1, np.int64), np.empty(n + 1, np.int64), n, U(0), U(0), np.empty(0), np.empty(0))
 
 
-@per_row
+@inlined
 def with_room(table, n, width, is_bent):
     """The table for windows of this width, zeros included, with new arrays for its rows if the old ones are small."""
     bent = width if is_bent else U(0)
     stride = width + bent
-    length = _block_length(n, stride)
+    length = _block_length(n, width)
     rows = _with_rows(table.rows, length + 1, stride)
     marks = _with_rows(table.marks, (n - 1) // length + 1, stride)
     return Table(table.first, table.last, length, stride, bent, rows, marks)

@@ -42,7 +42,7 @@ class Workplace(NamedTuple):
 @inlined
 def _table_size(n):
     """The size of the largest table that a row of n units may need."""
-    return min((n + 1) * 2 * (n + 3), WHOLE_TABLE + (int(math.sqrt(n)) + 3) * 2 * (n + 3))
+    return 2 * min((n + 1) * (n + 3), WHOLE_TABLE + (int(math.sqrt(n)) + 3) * (n + 3))
 
 
 @per_row
