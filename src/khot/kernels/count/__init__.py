@@ -24,7 +24,7 @@ Operators for units given B = k:
 * ``bernoulli_count``: the tilt (a, b), P(B = k), and P(x_i = 1 | B = k) with its complement, each of the two with its
   own relative accuracy;
 * ``bernoulli_count_derivative``: :math:`J^T g`, where J is the Jacobian of these probabilities, which is the covariance
-  of x given B = k, or the Jacobian of their log-odds;
+  of x given B = k;
 * ``bernoulli_count_log_prob`` and ``bernoulli_count_log_prob_derivative``: for values given B = k;
 * ``bernoulli_count_draw``: exact draws given B = k.
 

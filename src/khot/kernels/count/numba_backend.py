@@ -89,16 +89,11 @@ def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 
 
 @per_row
-def _changes(p, q, g, complement, inclusion, log_odds, t):
+def _changes(p, q, g, t):
     """Writes how much each p grows along the cotangents, minus a multiple of pq, which changes no conditional law."""
     total = scale = 0.0
     for i in range(p.shape[0]):
-        if not log_odds:
-            t[i] = p[i] * q[i] * g[i]
-        elif complement[i] < TINY or inclusion[i] < TINY:
-            t[i] = 0.0
-        else:
-            t[i] = g[i] * (p[i] / inclusion[i]) * (q[i] / complement[i])
+        t[i] = p[i] * q[i] * g[i]
         total += t[i]
         scale += p[i] * q[i]
     if scale > 0:
@@ -107,7 +102,7 @@ def _changes(p, q, g, complement, inclusion, log_odds, t):
 
 
 @kernel
-def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g, log_odds, result):
+def _derivative_rows(from_row, to_row, theta, k, tilts, g, result):
     n = theta.shape[1]
     p, q, t, work = np.empty(n), np.empty(n), np.empty(n), workplace(n)
     for r in range(from_row, to_row):
@@ -115,18 +110,16 @@ def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g
             result[r, :] = np.nan
             continue
         chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
-        _changes(p, q, g[r], complement[r], inclusion[r], log_odds, t)
+        _changes(p, q, g[r], t)
         times_covariance(count_law(p, q, k[r], work), work, t, result[r])
     return 0
 
 
-def bernoulli_count_derivative(
-    logits: Tensor, k: Tensor, tilt: Tensor, complement: Tensor, inclusion: Tensor, g: Tensor, log_odds: bool
-) -> Tensor:
+def bernoulli_count_derivative(logits: Tensor, k: Tensor, tilt: Tensor, g: Tensor) -> Tensor:
     rows, n = logits.shape
     result = torch.empty_like(logits)
-    arguments = (x.contiguous().numpy() for x in (logits, k, tilt, complement, inclusion, g))
-    over_rows(_derivative_rows, rows, rows * n * 32, *arguments, log_odds, result.numpy())
+    arguments = (x.contiguous().numpy() for x in (logits, k, tilt, g, result))
+    over_rows(_derivative_rows, rows, rows * n * 32, *arguments)
     return result
 
 

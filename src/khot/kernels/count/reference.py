@@ -70,20 +70,12 @@ def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, 
     return tilt, log_count, out / (out + included), included / (out + included)
 
 
-def bernoulli_count_derivative(
-    logits: Tensor, k: Tensor, tilt: Tensor, complement: Tensor, inclusion: Tensor, g: Tensor, log_odds: bool
-) -> Tensor:
-    """The derivative of ``<g, inclusion>``, or of ``<g, log(inclusion / complement)>``, with respect to the logits.
-
-    In the second case, infinite log-odds count as constants.
-    """
+def bernoulli_count_derivative(logits: Tensor, k: Tensor, tilt: Tensor, g: Tensor) -> Tensor:
+    """The derivative of ``<g, inclusion>`` with respect to the logits."""
 
     def product(logits: Tensor) -> Tensor:
         out, included = _masses(_tilted(logits, tilt), k)
-        if not log_odds:
-            return (g * included / (out + included)).sum()
-        sure = (inclusion == 0) | (complement == 0)
-        return (g * (included.masked_fill(sure, 1.0).log() - out.masked_fill(sure, 1.0).log())).sum()
+        return (g * included / (out + included)).sum()
 
     gradient: Tensor = torch.func.grad(product)(logits)
     return gradient
