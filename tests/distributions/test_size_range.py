@@ -26,7 +26,7 @@ from khot import (
 )
 from khot.constraints import k_hot
 from khot.estimators import unordered_set
-from khot.laws import inverse
+from khot.laws import inverse, inverse_newton
 from khot.laws.conditional_poisson import inclusion_probabilities
 from khot.laws.inverse import RANGE, sizes_around, solve_range_logits
 from tests import gof
@@ -288,7 +288,7 @@ def test_reinmax_makes_few_trees(monkeypatch, n, sizes):
         return RANGE.scores(logits, k)
 
     monkeypatch.setattr(inverse, "RANGE", RANGE._replace(scores=scores))
-    monkeypatch.setattr(inverse, "solve_scores", None)  # by Newton's method, whose systems take longer
+    monkeypatch.setattr(inverse_newton, "_newton", None)  # its systems take longer
     logits = normal(8, n, dtype=torch.float32).requires_grad_()
     torch.manual_seed(0)
     ReinMax(ConditionalPoisson(logits=logits, k=sizes)).rsample()[..., 0].sum().backward()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from khot.kernels import backend
-from khot.kernels.count import FOREST_LEVELS, roots_shape, torch_forest
+from khot.kernels.count import FOREST_LEVELS, reference_tree, roots_shape
 from khot.kernels.count import pairs as pair_convolution
 from khot.kernels.count.triton_draw import launch_draw
 from khot.kernels.count.triton_forest import launch_forest
@@ -53,8 +53,8 @@ def tree_kernel(x: Tensor, k: Tensor, grad: Tensor, levels: int) -> Outputs:
 def tree_reference(x: Tensor, k: Tensor, grad: Tensor, levels: int) -> Outputs:
     leaf, *plan = leaves(x, k, levels)
     g, u = cotangent(leaf, *plan[1:]), along(leaf, grad)
-    outside = torch_forest.bends_reference(leaf, None, g, *plan)[1]
-    return torch_forest.roots_reference(leaf, *plan), outside, *torch_forest.bends_reference(leaf, u, g, *plan)
+    roots, outsides = reference_tree.forest_roots(leaf, *plan), reference_tree.forest_outsides(leaf, g, *plan)
+    return roots, outsides, *reference_tree.forest_bends(leaf, u, g, *plan, True)
 
 
 def compile_tree(x: Tensor, k: Tensor, _: Tensor, levels: int) -> None:

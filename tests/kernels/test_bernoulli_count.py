@@ -81,7 +81,7 @@ def test_rows_without_an_answer_are_nan_and_others_are_not():
     tilt, *rest = bernoulli_count(logits, k)
     for result in rest:
         assert result[:4].isnan().all() and not result[4].isnan().any()
-    gradient = bernoulli_count_derivative(logits, k, tilt, *rest[1:], normal(5, 6, seed=1), False)
+    gradient = bernoulli_count_derivative(logits, k, tilt, normal(5, 6, seed=1))
     assert gradient[:4].isnan().all() and not gradient[4].isnan().any()
     draws = bernoulli_count_draw(logits, k, SEED, FIRST, 7, torch.float64)
     assert (draws[:, :4] == 0).all() and (draws[:, 4].sum(-1) == 3).all()
@@ -96,10 +96,10 @@ def test_rows_without_an_answer_are_nan_and_others_are_not():
 
 def test_a_tilt_under_which_k_is_unlikely_gets_whole_windows():
     logits, k, weight = normal(2, 300), torch.tensor([20, 250]), normal(2, 300, seed=1)
-    tilt, _, *probabilities = bernoulli_count(logits, k)
-    expected = bernoulli_count_derivative(logits, k, tilt, *probabilities, weight, False)
+    tilt = bernoulli_count(logits, k)[0]
+    expected = bernoulli_count_derivative(logits, k, tilt, weight)
     far = tilt + torch.tensor([[0.0, 2.0], [0.0, -2.0]])
-    found = bernoulli_count_derivative(logits, k, far, *probabilities, weight, False)
+    found = bernoulli_count_derivative(logits, k, far, weight)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-14)
 
 
@@ -133,7 +133,7 @@ def test_results_do_not_depend_on_the_number_of_threads():
         for count in (1, 3):
             torch.set_num_threads(count)
             results = bernoulli_count(logits, k)
-            gradient = bernoulli_count_derivative(logits, k, results[0], *results[2:], normal(64, 400, seed=1), True)
+            gradient = bernoulli_count_derivative(logits, k, results[0], normal(64, 400, seed=1))
             draws = bernoulli_count_draw(logits, k, SEED, FIRST, 3, torch.bool)
             found.append((*results, gradient, draws))
     finally:

@@ -38,7 +38,7 @@ def test_kernels_agree_with_the_definition(n: int, k: int) -> None:
         log_odds[0, 1], log_odds[1, 2] = -INF, INF
         log_odds = log_odds - solve_threshold(log_odds, sizes)[..., None]
     with backend("numba"):
-        logits, errors = inclusion_inverse(log_odds, sizes, 1e-14)
+        logits, _, errors = inclusion_inverse(log_odds, sizes, 1e-14)
     torch.testing.assert_close(
         logits, reference_inverse.inclusion_inverse(log_odds, sizes, 1e-14)[0], rtol=1e-11, atol=1e-11
     )
@@ -149,6 +149,6 @@ def test_rows_without_a_choice_and_rows_with_nan(n: int) -> None:
     log_odds, k = normal(3, n), torch.tensor([0, n, 2])
     log_odds[2, 1] = torch.nan
     with backend("numba"):
-        logits, errors = inclusion_inverse(log_odds, k, 1e-14)
+        logits, _, errors = inclusion_inverse(log_odds, k, 1e-14)
     assert (logits[0] == -INF).all() and (logits[1] == INF).all()
     assert errors[0] == 0 and errors[1] == 0 and errors[2].isnan()

@@ -15,8 +15,12 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from khot.kernels.call import is_first_derivative
-from khot.kernels.count import covariance_inverse, inclusion_inverse
-from khot.kernels.count import times_covariance_at as fused_product
+from khot.kernels.count import (
+    bernoulli_count,
+    bernoulli_count_derivative,
+    covariance_inverse,
+    inclusion_inverse,
+)
 from khot.kernels.exact.row_slabs import by_rows
 from khot.kernels.exact.small_numbers import sigmoid
 from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
@@ -33,7 +37,6 @@ from .inverse_newton import (
     Family,
     centred,
     interior_of,
-    iterate_in_range,
     solve_scores,
     solve_system,
     without_mean,
@@ -127,11 +130,7 @@ class _RangeLogits(Function):
             logits[single] = _apply_solve(probs[single], low[single], CONDITIONAL_POISSON.name, goal, None)
         if not single.all():
             rows, family = ~single, RANGE._replace(goal=goal)
-            found, lost = iterate_in_range(target[rows], SizeRange(low[rows], high[rows]), family)
-            logits[rows] = found
-            rows = torch.zeros_like(single).masked_scatter(rows, lost)
-            if rows.any():
-                logits[rows] = solve_scores(target[rows], SizeRange(low[rows], high[rows]), family)
+            logits[rows] = solve_scores(target[rows], SizeRange(low[rows], high[rows]), family)
         return logits
 
     @staticmethod
@@ -165,13 +164,14 @@ class _RangeLogits(Function):
 def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor) -> Tensor:
     """C g of the conditional Poisson design with inclusion probabilities ``probs``, ``(*batch, n)`` float64.
 
-    If it is not differentiated again, a kernel finds the law and multiplies in one pass, without the logits.
+    If it is not differentiated again, kernels find the law and multiply.
     """
-    if not (is_first_derivative(probs, k, g) and g.numel() and fused_product.is_fused(probs)):
+    if not (is_first_derivative(probs, k, g) and g.numel() and bernoulli_count.is_fused(probs)):
         return times_covariance(g.double(), solve_logits(probs, k), k)
     goal = max(CONDITIONAL_POISSON.goal, ROUNDING * torch.finfo(probs.dtype).eps)
     rows, right, sizes = _flat(probs.double()), _flat(g.double()), k.expand(probs.shape[:-1]).reshape(-1)
-    product, error = fused_product(rows, sizes, right, goal)
+    logits, tilt, error = inclusion_inverse(rows.log() - torch.log1p(-rows), sizes, goal)
+    product = bernoulli_count_derivative(logits, sizes, tilt, right)
     lost = ~(error <= max(ACCEPTED, goal))
     if lost.any():
         product[lost] = times_covariance(right[lost], solve_logits(_flat(probs)[lost], sizes[lost]), sizes[lost])
@@ -341,7 +341,7 @@ def _solution(
     if not _has_kernel(given, family):
         return _by_rows(of_rows, _either(k, size), given)
     rows, sizes = _flat(given), _sizes(given, k, size)
-    logits, error = inclusion_inverse(rows, sizes, goal)
+    logits, _, error = inclusion_inverse(rows, sizes, goal)
     lost = ~(error <= max(ACCEPTED, goal)) | (rows.masked_fill(rows.isinf(), 0.0).abs().amax(-1) > WIDE)
     if lost.any():
         logits[lost] = _by_rows(of_rows, sizes[lost], rows[lost])

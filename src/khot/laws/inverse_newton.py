@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from khot.kernels.count import MOST_FACTORED, covariance_inverse
+from khot.kernels.count import MOST_FACTORED
 from khot.kernels.count.characteristic import Factors, factors
 
 from .conditional_poisson import inclusion_log_odds, inclusion_probabilities, size_probabilities, slopes
@@ -147,23 +147,52 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
     """
     interior = target.isfinite()
     target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
-    residual = partial(_residual, target, k, family)
-    short = family.factors is not None and target.shape[-1] <= LONGEST
-    aim, logits, fixed_point = target, family.guess(target), not short
+    if family.factors is not None and target.shape[-1] <= LONGEST:
+        logits, lost = family.guess(target), torch.ones_like(interior[..., 0])
+    else:
+        logits, lost = _iterate(target, k, family)
+    if lost.any():
+        size, start = k, logits[lost]
+        if isinstance(k, SizeRange):
+            size, start = SizeRange(*(cast(Tensor, end)[lost] for end in k)), target[lost]
+        elif isinstance(k, Tensor):
+            size = k[lost]
+        logits = logits.clone()
+        logits[lost] = _newton(start, target[lost], size, family)
+    return torch.where(interior, family.centre(logits, interior), target)
+
+
+def _iterate(target: Tensor, k: Size, family: Family) -> tuple[Tensor, Tensor]:
+    """Logits from the iteration with M, each row for as long as it gains enough, and the rows that are not solved."""
+    if isinstance(k, SizeRange):
+        guess, fast, enough = guess_in_range(target, k), FAST_IN_RANGE, NEARLY * family.goal
+    else:
+        guess, fast, enough = family.guess, FAST, family.goal
+    aim = target
+    r, error = _residual(target, k, family, guess(aim))
+    going = error > family.goal
+    for _ in range(MAX_STEPS):
+        if not going.any():
+            break
+        new_aim = aim + r
+        new_r, new_error = _residual(target, k, family, guess(new_aim))
+        better = going & (new_error < error)
+        left = new_error * (new_error / error) * MARGIN  # after the next step, which gains as much again
+        done = left <= family.goal
+        going = better & ~done & (new_error <= fast * error) & (new_error > family.goal)
+        new_aim, new_error = torch.where(done[..., None], new_aim + new_r, new_aim), torch.where(done, left, new_error)
+        aim, r = (torch.where(better[..., None], new, old) for new, old in ((new_aim, aim), (new_r, r)))
+        error = torch.where(better, new_error, error)
+    return guess(aim), ~(error <= enough)
+
+
+def _newton(logits: Tensor, target: Tensor, k: Size, family: Family) -> Tensor:
+    """Logits from Newton's method, with halved steps where the error does not fall."""
+    interior, residual = target.isfinite(), partial(_residual, target, k, family)
     r, error = residual(logits)
     for _ in range(MAX_STEPS):
         if (error <= family.goal).all():
             break
-        if fixed_point:
-            new_logits = family.guess(aim + r)
-            new_r, new_error = residual(new_logits)
-            fixed_point = bool(((new_error <= FAST * error) | (error <= family.goal)).all())
-            if fixed_point:
-                left = new_error * (new_error / error) * MARGIN  # after the next step, which gains as much again
-                aim, logits, r, error = aim + r, new_logits, new_r, new_error
-                if (left <= family.goal).all():
-                    logits, error = family.guess(aim + r), left
-                continue
         scores = target - r
         weight = family.slope(scores)
         step = solve_system(logits, weight * family.centre(r, interior, weight), k, family, CG_FORCING, scores)
@@ -182,7 +211,7 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
         r, error = torch.where(worse[..., None], r, new_r), torch.where(worse, error, new_error)
     if not (error <= max(ACCEPTED, family.goal)).all():
         raise RuntimeError(f"no logits found for these probabilities: they are off by {error.max():.1e} (relative)")
-    return torch.where(interior, family.centre(logits, interior), target)
+    return logits
 
 
 def _residual(target: Tensor, k: Size, family: Family, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,27 +219,6 @@ def _residual(target: Tensor, k: Size, family: Family, logits: Tensor) -> tuple[
     interior = target.isfinite()
     r = (target - family.scores(logits, k)).masked_fill(~interior, 0.0)
     return r, r.abs().amax(-1) / (1 + logits.masked_fill(~interior, 0.0).abs().amax(-1))
-
-
-def iterate_in_range(target: Tensor, sizes: SizeRange, family: Family) -> tuple[Tensor, Tensor]:
-    """Logits ``(rows, n)`` of laws of several sizes from the iteration alone, and the rows that need another method.
-
-    Each row is iterated for as long as it gains enough.
-    """
-    residual, guess = partial(_residual, target, sizes, family), guess_in_range(target, sizes)
-    aim = target
-    r, error = residual(guess(aim))
-    going = error > family.goal
-    for _ in range(MAX_STEPS):
-        if not going.any():
-            break
-        new_aim = aim + r
-        new_r, new_error = residual(guess(new_aim))
-        better = going & (new_error < error)
-        going = better & (new_error <= FAST_IN_RANGE * error) & (new_error > family.goal)
-        aim, r = (torch.where(better[..., None], new, old) for new, old in ((new_aim, aim), (new_r, r)))
-        error = torch.where(better, new_error, error)
-    return torch.where(target.isfinite(), guess(aim), target), ~(error <= NEARLY * family.goal)
 
 
 def guess_in_range(log_odds: Tensor, sizes: SizeRange) -> Callable[[Tensor], Tensor]:
@@ -267,9 +275,6 @@ def _solve_factored(
 ) -> Tensor:
     """:func:`solve_system` by the factors of C, directly in short rows; NaN in rows in which they have lost digits."""
     size = torch.as_tensor(k, device=logits.device).expand(logits.shape[:-1])
-    if logits.shape[-1] > LONGEST and covariance_inverse.is_fused(logits):
-        rows = (x.reshape(-1, x.shape[-1]) for x in (logits, b))
-        return covariance_inverse(*rows, size.reshape(-1), tolerance, torch.inf).view(b.shape)
     weight = family.slope(scores)
     shift = centred(scores - logits, logits.isfinite(), weight)
     lost = (shift.abs().amax(-1) > RELIABLE_SHIFT)[..., None]

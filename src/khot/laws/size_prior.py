@@ -10,10 +10,7 @@ have the same arguments as there, take logits ``(*batch, n)``, return float64 an
 the logits and in the prior. The laws of all sizes form one batch ``(sizes, *batch)``.
 """
 
-import functools
-import operator
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -110,7 +107,7 @@ def pairwise_inclusion(logits: Tensor, prior: SizePrior, mean: Tensor) -> Tensor
         probability[..., None, None] * law.pairwise_inclusion(theta, size, law.inclusion_probabilities(theta, size))
         for probability, theta, size in zip(rows.law, rows.logits, rows.size, strict=True)
     )
-    return _total(terms)
+    return cast(Tensor, sum(terms))
 
 
 def covariance(logits: Tensor, prior: SizePrior) -> Tensor:
@@ -122,7 +119,7 @@ def covariance(logits: Tensor, prior: SizePrior) -> Tensor:
         probability[..., None, None] * (law.covariance(theta, size) + d[..., :, None] * d[..., None, :])
         for probability, theta, size, d in zip(rows.law, rows.logits, rows.size, difference, strict=True)
     )
-    return _total(terms)
+    return cast(Tensor, sum(terms))
 
 
 def entropy(logits: Tensor, prior: SizePrior, kept: Kept | None = None, inclusion: Tensor | None = None) -> Tensor:
@@ -185,8 +182,3 @@ def _drawn(weights: Tensor, generator: torch.Generator | None) -> Tensor:
     upto = weights.double().cumsum(-1)
     share = uniform((len(weights), 1), upto.dtype, upto.device, generator) * upto[:, -1:]
     return torch.searchsorted(upto, share, right=True).squeeze(-1)
-
-
-def _total(terms: Iterable[Tensor]) -> Tensor:
-    """The sum of the terms, without keeping all of them in memory at once."""
-    return functools.reduce(operator.add, terms)

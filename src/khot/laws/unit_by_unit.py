@@ -35,6 +35,8 @@ from .kept import Kept
 
 ByTree = Callable[..., Tensor]
 
+LARGEST = torch.finfo(torch.float64).max
+
 
 class Solved(NamedTuple):
     """Results for rows of logits, numbers without a gradient; see :mod:`khot.kernels.count`."""
@@ -155,10 +157,11 @@ class _Inclusion(Function):
             raise RuntimeError("`logits` have been modified in place since inclusion probabilities were computed")
         if not is_first_derivative(g):
             return *_pulled_back(ctx.by_tree, [logits], [True], g), None, None, None
-        gradient = bernoulli_count_derivative(
-            solved.logits, solved.k, solved.tilt, solved.complement, solved.inclusion,
-            g.reshape(solved.logits.shape).contiguous(), ctx.log_odds,
-        )  # fmt: skip
+        g = g.reshape(solved.logits.shape)
+        if ctx.log_odds:
+            variance = solved.complement * solved.inclusion
+            g = (g / variance).clamp(-LARGEST, LARGEST).masked_fill(variance < TINY, 0.0)
+        gradient = bernoulli_count_derivative(solved.logits, solved.k, solved.tilt, g.contiguous())
         return _like(gradient, solved.shape, logits), None, None, None
 
 

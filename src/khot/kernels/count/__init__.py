@@ -24,7 +24,7 @@ Operators for units given B = k:
 * ``bernoulli_count``: the tilt (a, b), P(B = k), and P(x_i = 1 | B = k) with its complement, each of the two with its
   own relative accuracy;
 * ``bernoulli_count_derivative``: :math:`J^T g`, where J is the Jacobian of these probabilities, which is the covariance
-  of x given B = k, or the Jacobian of their log-odds;
+  of x given B = k;
 * ``bernoulli_count_log_prob`` and ``bernoulli_count_log_prob_derivative``: for values given B = k;
 * ``bernoulli_count_draw``: exact draws given B = k.
 
@@ -32,9 +32,8 @@ For draws in which one unit is marked with weight :math:`|x_i - p_i|`, for Sampf
 add up to k: ``marked_count``, ``marked_count_log_prob``, ``marked_count_log_prob_derivative``, ``marked_count_draw``.
 
 For the inverse, from probabilities to logits: ``inclusion_inverse``, the logits for which the units given B = k have
-these log-odds; ``covariance_inverse``, v with C v = b, where C is the covariance given B = k, a graph's Laplacian; and
-``times_covariance_at``, products with the C of given probabilities, whose logits are not needed. If no kernel takes a
-call, :mod:`khot.laws.inverse` solves for all rows together.
+these log-odds; and ``covariance_inverse``, v with C v = b, where C is the covariance given B = k, a graph's Laplacian.
+If no kernel takes a call, :mod:`khot.laws.inverse` solves for all rows together.
 
 For the product tree: ``pair_merge`` and ``pair_split``, the convolution of pairs and its adjoint; ``forest_roots``,
 ``forest_outsides`` and ``forest_bends``, the lowest levels of a tree at a time, which pays only on an accelerator.
@@ -43,92 +42,20 @@ For the product tree: ``pair_merge`` and ``pair_split``, the convolution of pair
 Logits are float64; ``-inf`` and ``inf`` fix a unit. Rows that cannot have k ones give NaN.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..registry import Backends, DrawOperator, Operator, only_if
-from . import reference, reference_inverse, reference_marked, reference_tree
+from . import reference, reference_inverse, reference_marked, reference_tree, torch_pairs
 
 LONGEST = 2**14  # units of a row; the product tree is faster in rows at least a few times as long
-
 
 _short_rows = only_if(
     lambda logits, *_: logits.shape[-1] <= LONGEST, f"the product tree is faster for rows of more than {LONGEST} units"
 )
-
-
-bernoulli_count = Operator(
-    "bernoulli_count",
-    reference.bernoulli_count,
-    fake=lambda logits, k: (
-        logits.new_empty(len(logits), 2),
-        logits.new_empty(len(logits), 2),
-        torch.empty_like(logits),
-        torch.empty_like(logits),
-    ),
-    batch=False,
-)
-bernoulli_count.backend("numba", module=".numba_backend", takes=_short_rows)
-
-bernoulli_count_derivative = Operator(
-    "bernoulli_count_derivative",
-    reference.bernoulli_count_derivative,
-    fake=lambda logits, *_: torch.empty_like(logits),
-    batch=False,
-)
-bernoulli_count_derivative.backend("numba", module=".numba_backend", takes=_short_rows)
-
-bernoulli_count_log_prob = Operator(
-    "bernoulli_count_log_prob",
-    reference.bernoulli_count_log_prob,
-    fake=lambda logits, tilt, log_count, value: logits.new_empty(value.shape[:-1]),
-    batch=False,
-)
-bernoulli_count_log_prob.backend("numba", module=".numba_backend")
-
-bernoulli_count_log_prob_derivative = Operator(
-    "bernoulli_count_log_prob_derivative",
-    reference.bernoulli_count_log_prob_derivative,
-    fake=lambda value, g, complement, inclusion: torch.empty_like(inclusion),
-    batch=False,
-)
-bernoulli_count_log_prob_derivative.backend("numba", module=".numba_backend")
-
-bernoulli_count_draw = DrawOperator("bernoulli_count_draw", reference.bernoulli_count_draw)
-bernoulli_count_draw.backend("numba", module=".numba_backend", takes=_short_rows)
-
-marked_count = Operator(
-    "marked_count",
-    reference_marked.marked_count,
-    fake=lambda probs, k, with_slope: (
-        torch.empty_like(probs),
-        probs.new_empty(len(probs)),
-        torch.empty_like(probs),
-    ),
-    batch=False,
-)
-marked_count.backend("numba", module=".numba_marked", takes=_short_rows)
-
-marked_count_log_prob = Operator(
-    "marked_count_log_prob",
-    reference_marked.marked_count_log_prob,
-    fake=lambda balanced, log_total, value: balanced.new_empty(value.shape[:-1]),
-    batch=False,
-)
-marked_count_log_prob.backend("numba", module=".numba_marked")
-
-marked_count_log_prob_derivative = Operator(
-    "marked_count_log_prob_derivative",
-    reference_marked.marked_count_log_prob_derivative,
-    fake=lambda probs, *_: torch.empty_like(probs),
-    batch=False,
-)
-marked_count_log_prob_derivative.backend("numba", module=".numba_marked")
-
-marked_count_draw = DrawOperator("marked_count_draw", reference_marked.marked_count_draw)
-marked_count_draw.backend("numba", module=".numba_marked", takes=_short_rows)
 
 MOST_FACTORED = 2**16  # units of rows whose factors, some 500 bytes per unit, do not take too much memory
 
@@ -137,29 +64,77 @@ _not_too_long = only_if(
 )
 
 
-inclusion_inverse = Operator(
-    "inclusion_inverse",
+def _operator(
+    definition: Callable[..., Any],
+    fake: Callable[..., Any],
+    module: str,
+    takes: Callable[..., str | None] = lambda *asked: None,
+) -> Operator:
+    """An operation of the name of its definition, which only autograd Functions call, with one backend."""
+    operator = Operator(definition.__name__, definition, fake=fake, batch=False)
+    operator.backend(module[1:].partition("_")[0], module=module, takes=takes)
+    return operator
+
+
+def _draw_operator(definition: Callable[..., Tensor], module: str) -> DrawOperator:
+    operator = DrawOperator(definition.__name__, definition)
+    operator.backend("numba", module=module, takes=_short_rows)
+    return operator
+
+
+bernoulli_count = _operator(
+    reference.bernoulli_count,
+    lambda logits, k: (
+        logits.new_empty(len(logits), 2),
+        logits.new_empty(len(logits), 2),
+        *map(torch.empty_like, (logits, logits)),
+    ),
+    ".numba_backend",
+    _short_rows,
+)
+bernoulli_count_derivative = _operator(
+    reference.bernoulli_count_derivative, lambda logits, *_: torch.empty_like(logits), ".numba_backend", _short_rows
+)
+bernoulli_count_log_prob = _operator(
+    reference.bernoulli_count_log_prob,
+    lambda logits, tilt, log_count, value: logits.new_empty(value.shape[:-1]),
+    ".numba_backend",
+)
+bernoulli_count_log_prob_derivative = _operator(
+    reference.bernoulli_count_log_prob_derivative,
+    lambda value, g, complement, inclusion: torch.empty_like(inclusion),
+    ".numba_backend",
+)
+bernoulli_count_draw = _draw_operator(reference.bernoulli_count_draw, ".numba_backend")
+
+marked_count = _operator(
+    reference_marked.marked_count,
+    lambda probs, k, with_slope: (torch.empty_like(probs), probs.new_empty(len(probs)), torch.empty_like(probs)),
+    ".numba_marked",
+    _short_rows,
+)
+marked_count_log_prob = _operator(
+    reference_marked.marked_count_log_prob,
+    lambda balanced, log_total, value: balanced.new_empty(value.shape[:-1]),
+    ".numba_marked",
+)
+marked_count_log_prob_derivative = _operator(
+    reference_marked.marked_count_log_prob_derivative, lambda probs, *_: torch.empty_like(probs), ".numba_marked"
+)
+marked_count_draw = _draw_operator(reference_marked.marked_count_draw, ".numba_marked")
+
+inclusion_inverse = _operator(
     reference_inverse.inclusion_inverse,
-    fake=lambda log_odds, k, goal: (torch.empty_like(log_odds), log_odds.new_empty(len(log_odds))),
-    batch=False,
+    lambda x, k, goal: (torch.empty_like(x), x.new_empty(len(x), 2), x.new_empty(len(x))),
+    ".numba_inverse",
+    _not_too_long,
 )
-inclusion_inverse.backend("numba", module=".numba_inverse", takes=_not_too_long)
-
-covariance_inverse = Operator(
-    "covariance_inverse",
+covariance_inverse = _operator(
     reference_inverse.covariance_inverse,
-    fake=lambda logits, b, k, tolerance, rounding: torch.empty_like(b),
-    batch=False,
+    lambda logits, b, k, tolerance, rounding: torch.empty_like(b),
+    ".numba_systems",
+    _not_too_long,
 )
-covariance_inverse.backend("numba", module=".numba_systems", takes=_not_too_long)
-
-times_covariance_at = Operator(
-    "times_covariance_at",
-    reference_inverse.times_covariance_at,
-    fake=lambda probs, k, g, goal: (torch.empty_like(g), g.new_empty(len(g))),
-    batch=False,
-)
-times_covariance_at.backend("numba", module=".numba_inverse", takes=_not_too_long)
 
 FOREST_LEVELS = 10  # of the trees that a program holds
 TRITON_WIDTH = 1024  # widest child of a node above these that is convolved directly; beyond it the FFT is faster
@@ -181,42 +156,25 @@ def _like_bends(leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, level
     return leaf.new_empty(roots_shape(leaf, bound, levels) if with_roots else 0), torch.empty_like(leaf)
 
 
-pair_merge = Operator(
-    "pair_merge",
-    reference_tree.pair_merge,
-    fake=lambda x, start, length: x.new_empty(length, *x.shape[2:]),
-    batch=False,
+pair_merge = _operator(
+    torch_pairs.pair_merge,
+    lambda x, start, length: x.new_empty(length, *x.shape[2:]),
+    ".triton_pairs",
+    lambda x, *_: _narrow(x),
 )
-pair_merge.backend("triton", module=".triton_pairs", takes=lambda x, *_: _narrow(x))
-pair_merge.backend("torch", module=".torch_pairs")
-
-pair_split = Operator(
-    "pair_split",
-    reference_tree.pair_split,
-    fake=lambda g, x, start: torch.empty_like(x, memory_format=torch.contiguous_format),
-    batch=False,
+pair_split = _operator(
+    torch_pairs.pair_split,
+    lambda g, x, start: torch.empty_like(x, memory_format=torch.contiguous_format),
+    ".triton_pairs",
+    lambda g, x, start: _narrow(x),
 )
-pair_split.backend("triton", module=".triton_pairs", takes=lambda g, x, start: _narrow(x))
-pair_split.backend("torch", module=".torch_pairs")
-
-forest_roots = Operator(
-    "forest_roots",
+forest_roots = _operator(
     reference_tree.forest_roots,
-    fake=lambda leaf, k, bound, levels: leaf.new_empty(roots_shape(leaf, bound, levels)),
-    batch=False,
+    lambda leaf, k, bound, levels: leaf.new_empty(roots_shape(leaf, bound, levels)),
+    ".triton_forest",
 )
-forest_roots.backend("triton", module=".triton_forest")
-forest_roots.backend("torch", module=".torch_forest")
-
-forest_outsides = Operator(
-    "forest_outsides", reference_tree.forest_outsides, fake=lambda leaf, *_: torch.empty_like(leaf), batch=False
-)
-forest_outsides.backend("triton", module=".triton_forest")
-forest_outsides.backend("torch", module=".torch_forest")
-
-forest_bends = Operator("forest_bends", reference_tree.forest_bends, fake=_like_bends, batch=False)
-forest_bends.backend("triton", module=".triton_forest")
-forest_bends.backend("torch", module=".torch_forest")
+forest_outsides = _operator(reference_tree.forest_outsides, lambda leaf, *_: torch.empty_like(leaf), ".triton_forest")
+forest_bends = _operator(reference_tree.forest_bends, _like_bends, ".triton_forest")
 
 # Draws the units of whole trees, given how many ones each has; without it a tree draws level by level.
 forest_draw = Backends(__name__, "launch_draw")

@@ -10,8 +10,8 @@ derivatives:
 * ``bends``: the tangents of both along u, :math:`J_F(x) u` and :math:`\partial_u O`, which are the derivatives of
   :math:`\langle u, O \rangle` with respect to g and x.
 
-The arguments are saved for the backward pass, in which the kernel computes the levels again. Derivatives of ``bends``
-use the torch version, which defines all of this in terms of :func:`khot.kernels.count.pairs.merge`.
+The arguments are saved for the backward pass, in which the kernel computes the levels again. Derivatives of ``bends``,
+which are of the third order, are those of the definition.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from torch.autograd import Function
 
 from ..operators.autograd import with_forward_mode
 from . import FOREST_LEVELS, forest_bends, forest_outsides, forest_roots, roots_shape
-from .torch_forest import bends_reference
+from .reference_tree import forest_bends as bends_reference
 
 
 def forest_levels(leaf: Tensor, widest: int) -> int:

@@ -89,16 +89,11 @@ def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 
 
 @per_row
-def _changes(p, q, g, complement, inclusion, log_odds, t):
+def _changes(p, q, g, t):
     """Writes how much each p grows along the cotangents, minus a multiple of pq, which changes no conditional law."""
     total = scale = 0.0
     for i in range(p.shape[0]):
-        if not log_odds:
-            t[i] = p[i] * q[i] * g[i]
-        elif complement[i] < TINY or inclusion[i] < TINY:
-            t[i] = 0.0
-        else:
-            t[i] = g[i] * (p[i] / inclusion[i]) * (q[i] / complement[i])
+        t[i] = p[i] * q[i] * g[i]
         total += t[i]
         scale += p[i] * q[i]
     if scale > 0:
@@ -107,7 +102,7 @@ def _changes(p, q, g, complement, inclusion, log_odds, t):
 
 
 @kernel
-def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g, log_odds, result):
+def _derivative_rows(from_row, to_row, theta, k, tilts, g, result):
     n = theta.shape[1]
     p, q, t, work = np.empty(n), np.empty(n), np.empty(n), workplace(n)
     for r in range(from_row, to_row):
@@ -115,48 +110,68 @@ def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g
             result[r, :] = np.nan
             continue
         chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
-        _changes(p, q, g[r], complement[r], inclusion[r], log_odds, t)
+        _changes(p, q, g[r], t)
         times_covariance(count_law(p, q, k[r], work), work, t, result[r])
     return 0
 
 
-def bernoulli_count_derivative(
-    logits: Tensor, k: Tensor, tilt: Tensor, complement: Tensor, inclusion: Tensor, g: Tensor, log_odds: bool
-) -> Tensor:
+def bernoulli_count_derivative(logits: Tensor, k: Tensor, tilt: Tensor, g: Tensor) -> Tensor:
     rows, n = logits.shape
     result = torch.empty_like(logits)
-    arguments = (x.contiguous().numpy() for x in (logits, k, tilt, complement, inclusion, g))
-    over_rows(_derivative_rows, rows, rows * n * 32, *arguments, log_odds, result.numpy())
+    arguments = (x.contiguous().numpy() for x in (logits, k, tilt, g, result))
+    over_rows(_derivative_rows, rows, rows * n * 32, *arguments)
     return result
 
 
 @per_row
-def _draw_block(table, p, q, start, stop, counts, seed, origin, out):
-    """Draws units ``stop - 1``, ..., ``start`` of many draws, given the ``counts`` of ones among the units up to there.
+def _draw_block(table, p, q, weight, start, stop, states, seed, origin, out):
+    """Draws units ``stop - 1``, ..., ``start`` of many draws.
 
-    ``origin`` is the first draw, the row and the first unit, as random numbers count them.
+    ``states`` are twice the numbers of ones among the units up to there, plus 1 if a mark is among them. ``origin`` is
+    the first draw, the row and the first unit, as random numbers count them.
     """
-    draw, row, unit = origin
-    for d in range(counts.shape[0]):
-        m = counts[d]
+    (draw, row, unit), rows, bent = origin, table.rows, table.bent
+    for d in range(states.shape[0]):
+        m, is_open = states[d] // 2, states[d] % 2 == 1
         even = odd = 0.0
         for i in range(stop - 1, start - 1, -1):
             place = unit + i
             if place % 2 or i == stop - 1:
                 even, odd = uniform_pair(seed, draw + d, row, place // 2)
             at = U(i - start) * table.stride + U(m - table.first[i])
-            stays, grows = q[i] * table.rows[at + ONE], p[i] * table.rows[at]
-            one = m > 0 and (stays == 0 or (odd if place % 2 else even) * (stays + grows) < grows)
-            out[d, i] = one
-            m -= one
-        counts[d] = m
+            stays, grows, here, there = q[i] * rows[at + ONE], p[i] * rows[at], 0.0, 0.0
+            zero, one = stays, grows
+            if is_open:
+                stays, grows = q[i] * rows[at + bent + ONE], p[i] * rows[at + bent]
+                here, there = weight[i] * rows[at + ONE], weight[i] * rows[at]
+                zero, one = stays + here, grows + there
+            u = (odd if place % 2 else even) * (zero + one)
+            is_one = m > 0 and (zero == 0 or u < one)
+            if is_open and is_one:
+                is_open = there == 0 or u < grows
+            elif is_open:
+                is_open = here == 0 or u < one + stays
+            out[d, i] = is_one
+            m -= is_one
+        states[d] = 2 * m + is_open
+
+
+@inlined
+def draw_row(table, p, q, weight, k, is_marked, seed, origin, out):
+    """Draws k ones from the last unit to the first and, if the row ``is_marked``, a mark with its ``weight``."""
+    draws, n = out.shape
+    states = np.full(draws, 2 * k + is_marked)
+    for start in range((n - 1) // table.length * table.length, -1, -table.length):
+        stop = min(start + table.length, n)
+        restore(table, p, q, weight, weight, start, stop)
+        _draw_block(table, p, q, weight, start, stop, states, seed, origin, out)
 
 
 @kernel
 def _draw_tasks(from_task, to_task, parts, theta, k, thresholds, close, seed, first, out):
     draws, _, n = out.shape
     left = 0
-    p, q, table = np.empty(n), np.empty(n), empty_table(n)
+    p, q, none, table = np.empty(n), np.empty(n), np.empty(0), empty_table(n)
     for task in range(from_task, to_task):
         r, part = task // parts, task % parts
         start_draw, stop_draw = draws * part // parts, draws * (part + 1) // parts
@@ -168,15 +183,12 @@ def _draw_tasks(from_task, to_task, parts, theta, k, thresholds, close, seed, fi
             left += 1
             continue
         clip_rare(p, q)
-        chance, table = plan(p, q, k[r], table)
+        chance, _, table = plan(p, q, none, none, k[r], table)
         if chance < SURE:
             chances(theta[r], anchor, offset, p, q)
-            _, table = plan(p, q, k[r], table)
-        counts, origin = np.full(stop_draw - start_draw, k[r]), (first[0] + start_draw, first[1] + r, first[2])
-        for start in range((n - 1) // table.length * table.length, -1, -table.length):
-            stop = min(start + table.length, n)
-            restore(table, p, q, start, stop)
-            _draw_block(table, p, q, start, stop, counts, seed[0], origin, mine)
+            _, _, table = plan(p, q, none, none, k[r], table)
+        origin = first[0] + start_draw, first[1] + r, first[2]
+        draw_row(table, p, q, none, k[r], False, seed[0], origin, mine)
     return left
 
 

@@ -5,12 +5,12 @@ given B = k are
 
 .. math:: a_i = z_i + \log \frac{P(B_{-i} = k - 1)}{P(B_{-i} = k)}
 
-where :math:`B_{-i}` counts the others. An explicit map z = M(a) nearly inverts this. If B has some variance V it is
-nearly normal, and Edgeworth's series gives M to the third power of 1 / V; if it has almost none, it is nearly the
-difference of two Poisson variables. The residual r, the distance of the log-odds of inclusion of M(a) from the target,
-is added to a, and Anderson's method combines the last three steps. It gains two or three digits with every evaluation,
-however small V is, whereas Newton's method takes several products with the covariance. (A start from the logits of
-another known law, such as the one from which the probabilities are halfway to a draw, is no better than M.)
+where :math:`B_{-i}` counts the others. As :math:`B_{-i}` is nearly normal, an explicit map z = M(a) nearly inverts
+this, that of :mod:`khot.laws.inverse_newton`. The residual r, the distance of the log-odds of inclusion of M(a) from
+the target, is added to a, and Anderson's method combines the last two steps. It gains two digits or so with every
+evaluation, however small the variance of B is, whereas Newton's method takes several products with the covariance.
+Better maps, such as Edgeworth's next term or the difference of two Poisson variables for small variances, and a start
+from the logits of another known law, save less than an evaluation.
 
 Everything builds on :mod:`.numba_row`. Rows that are not solved are left to other code.
 """
@@ -27,18 +27,13 @@ from ..cpu.loops import kernel, over_rows, per_row, summed
 from ..cpu.maths import LOG
 from ..cpu.rows import larger
 from .numba_row import count_law, probabilities, workplace
-from .numba_systems import product
 from .numba_units import CLOSE, EPS, WORK, balance, guess, rows_of, settle
 
 ACCEPTED = 1e-11  # as in laws.inverse_newton: an error that rounding may leave
 STEPS = 40  # 2 to 8 are usual
-INDEPENDENT = 1e-10  # relative to a product of squares, above which two steps are independent
 MARGIN = 1e3  # factor by which a predicted error must be small enough
 
 log = LOG[np.float64]
-
-
-# ---- The inverse
 
 
 @summed
@@ -63,161 +58,83 @@ def _largest(x):
 
 
 @summed
-def _products(weight, first, second, right):
-    """The weighted scalar products for a least-squares fit of ``right``."""
-    aa = ab = bb = ar = br = 0.0
-    for i in range(right.shape[0]):
-        a, b, w = first[i], second[i], weight[i]
-        aa += w * a * a
-        ab += w * a * b
-        bb += w * b * b
-        ar += w * a * right[i]
-        br += w * b * right[i]
-    return aa, ab, bb, ar, br
-
-
-@summed
-def _shift_history(right, aim, mean, last_right, last_aim, change, move, older_change, older_move):
-    """Updates the last two steps: the changes of r and of a + r."""
+def _change(right, mean, weight, aim, last_right, last_aim, move):
+    """Updates the last r and a + r, and the change of the latter; returns scalar products for a fit of r."""
+    of_both = of_change = 0.0
     for i in range(right.shape[0]):
         lack = right[i] - mean
-        older_change[i], older_move[i] = change[i], move[i]
-        change[i], move[i] = lack - last_right[i], aim[i] + lack - last_aim[i]
+        change, move[i] = lack - last_right[i], aim[i] + lack - last_aim[i]
         last_right[i], last_aim[i] = lack, aim[i] + lack
+        of_both += weight[i] * change * lack
+        of_change += weight[i] * change * change
+    return of_both, of_change
 
 
 @summed
-def _combine(last_aim, share, move, older_share, older_move, aim):
+def _combine(last_aim, share, move, aim):
     for i in range(aim.shape[0]):
-        aim[i] = last_aim[i] - share * move[i] - older_share * older_move[i]
+        aim[i] = last_aim[i] - share * move[i]
 
 
 @per_row
-def _next_aim(at, right, mean, weight, aim, history):
-    """Anderson's step: a + r, minus the combination of the last two steps for which r is smallest."""
-    last_right, last_aim, change, move, older_change, older_move = history
-    _shift_history(right, aim, mean, *history)
-    share = older_share = 0.0
-    if at > 0:
-        aa, ab, bb, ar, br = _products(weight, change, older_change, last_right)
-        determinant = aa * bb - ab * ab
-        if at > 1 and determinant > INDEPENDENT * aa * bb:
-            share, older_share = (ar * bb - br * ab) / determinant, (br * aa - ar * ab) / determinant
-        elif aa > 0:
-            share = ar / aa
-    _combine(last_aim, share, move, older_share, older_move, aim)
-
-
-@per_row
-def _search(target, k, goal, rows, right, weight, history, work):
+def _search(target, k, goal, rows, space, work):
     """Writes the z whose log-odds given B = k are the target, with their probabilities.
 
-    Returns:
-        The error, infinite if z was not found; the law of the count; and whether that law is the one at z.
+    Returns the error, infinite if z was not found.
     """
     aim, z, p, q, complement, inclusion = rows
-    variance = balance(target, k, p, q, 0.0, max(EPS, 1e-3 * goal))
+    right, weight, last_right, last_aim, move, _ = space
+    balance(target, k, p, q, 0.0, max(EPS, 1e-3 * goal))
     for i in range(aim.shape[0]):  # copying a whole array makes numba compile 20 more functions
-        aim[i] = target[i]
-    guess(aim, k, variance, p, q, z)
+        aim[i], last_right[i], last_aim[i] = target[i], 0.0, 0.0
+    guess(aim, k, p, q, z)
     last, size = np.inf, 1 + _largest(target)
     for at in range(STEPS):
         balance(z, k, p, q, CLOSE, 0.0)
-        law = count_law(p, q, k, work)
-        probabilities(law, work, complement, inclusion)
+        probabilities(count_law(p, q, k, work), work, complement, inclusion)
         error, mean = _compare(target, complement, inclusion, right, weight)
         error /= size
         if error <= goal:
-            return error, law, True
+            return error
         if not error < np.inf or math.isnan(mean):
             break
         if last <= ACCEPTED and not error < last:
-            return error if error <= ACCEPTED else np.inf, law, True  # where rounding ends the progress
-        _next_aim(at, right, mean, weight, aim, history)
-        guess(aim, k, variance, p, q, z)
+            return error if error <= ACCEPTED else np.inf  # where rounding ends the progress
+        of_both, of_change = _change(right, mean, weight, aim, last_right, last_aim, move)
+        _combine(last_aim, of_both / of_change if at > 0 and of_change > 0 else 0.0, move, aim)
+        guess(aim, k, p, q, z)
         gain = error / last
         if at > 0 and gain * error * MARGIN <= goal:
-            return goal, law, False
+            return goal
         last = error
-    return np.inf, law, False
+    return np.inf
 
 
 @kernel
-def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
+def _inverse_rows(begin, end, log_odds, k, goal, logits, tilts, errors):
     n, lost = log_odds.shape[1], 0
-    units, target, right, weight, work = np.empty(n, np.int64), np.empty(n), np.empty(n), np.empty(n), workplace(n)
-    rows, space = np.empty((6, n)), np.zeros((6, n))
+    units, target, work = np.empty(n, np.int64), np.empty(n), workplace(n)
+    rows, space = np.empty((6, n)), np.empty((6, n))
     for r in range(begin, end):
         m, left, errors[r] = settle(log_odds[r], k[r], units, target, logits[r])
+        tilts[r, :] = 0.0
         if errors[r] != 0 or not 0 < left < m:
             continue
-        of_row, history = rows_of(rows, m), rows_of(space, m)
-        errors[r], _, _ = _search(target[:m], left, goal, of_row, right[:m], weight[:m], history, work)
-        mean = rows[1, :m].mean()
+        _, z, p, q, _, _ = rows_of(rows, m)
+        errors[r] = _search(target[:m], left, goal, rows_of(rows, m), rows_of(space, m), work)
+        balance(z, left, p, q, CLOSE, 0.0)
+        mean = tilts[r, 1] = z.mean()
         for i in range(m):
-            logits[r, units[i]] = rows[1, i] - mean
+            logits[r, units[i]] = z[i] - mean
         if not np.isfinite(mean):
             errors[r] = np.inf
         lost += errors[r] == np.inf
     return lost
 
 
-@summed
-def _log_odds(probs, out):
-    for i in range(probs.shape[0]):
-        out[i] = log(probs[i] / (1.0 - probs[i]))
-
-
-@kernel
-def _product_rows(begin, end, probs, k, g, goal, found, errors):
-    n, lost = probs.shape[1], 0
-    units, target, right, weight, work = np.empty(n, np.int64), np.empty(n), np.empty(n), np.empty(n), workplace(n)
-    rows, space = np.empty((6, n)), np.zeros((6, n))
-    for r in range(begin, end):
-        _log_odds(probs[r], rows[0])
-        m, left, errors[r] = settle(rows[0], k[r], units, target, found[r])
-        found[r, :] = 0.0
-        if errors[r] != 0 or not 0 < left < m:
-            continue
-        of_row, history = rows_of(rows, m), rows_of(space, m)
-        errors[r], law, is_known = _search(target[:m], left, goal, of_row, right[:m], weight[:m], history, work)
-        (_, z, p, q, t, along), v = of_row, right[:m]
-        if not is_known:
-            balance(z, left, p, q, CLOSE, 0.0)
-            law = count_law(p, q, left, work)
-        for i in range(m):
-            v[i] = g[r, units[i]]
-        mean = _mean(p, q, v)
-        for i in range(m):
-            v[i] -= mean  # constants change nothing, but cost digits
-        product(law, work, v, t, along)
-        for i in range(m):
-            found[r, units[i]] = along[i]
-        lost += errors[r] == np.inf
-    return lost
-
-
-@summed
-def _mean(p, q, v):
-    total = weight = 0.0
-    for i in range(v.shape[0]):
-        total += p[i] * q[i] * v[i]
-        weight += p[i] * q[i]
-    return total / weight
-
-
-# ---- The operators
-
-
-def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    logits, errors = torch.empty_like(log_odds, memory_format=torch.contiguous_format), log_odds.new_empty(len(k))
+def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor, Tensor]:
+    logits, rows = torch.empty_like(log_odds, memory_format=torch.contiguous_format), len(k)
+    results = logits, log_odds.new_empty(rows, 2), log_odds.new_empty(rows)
     given = (x.contiguous().numpy() for x in (log_odds, k))
-    over_rows(_inverse_rows, len(k), logits.numel() * WORK, *given, goal, logits.numpy(), errors.numpy())
-    return logits, errors
-
-
-def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    found, errors = torch.empty_like(g, memory_format=torch.contiguous_format), g.new_empty(len(k))
-    given = (x.contiguous().numpy() for x in (probs, k, g))
-    over_rows(_product_rows, len(k), g.numel() * WORK, *given, goal, found.numpy(), errors.numpy())
-    return found, errors
+    over_rows(_inverse_rows, rows, logits.numel() * WORK, *given, goal, *(x.numpy() for x in results))
+    return results

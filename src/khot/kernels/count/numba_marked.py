@@ -18,20 +18,8 @@ from torch import Tensor
 
 from ..cpu.loops import inlined, kernel, over_rows, per_row, summed
 from ..cpu.maths import LOG
-from ..cpu.random_numbers import uniform_pair
-from .numba_backend import TINY, draw_parts
-from .numba_recursion import (
-    ONE,
-    Beside,
-    U,
-    beside,
-    climb_along,
-    descend,
-    empty_table,
-    plan,
-    restore,
-    restore_along,
-)
+from .numba_backend import TINY, draw_parts, draw_row
+from .numba_recursion import descend, empty_table, plan
 
 Array = np.ndarray[Any, Any]
 
@@ -76,27 +64,18 @@ def _balance(probs, k, chances):
     return 0 <= k <= probs.shape[0]
 
 
-@per_row
-def _plan_marked(chances, k, table, marked):
-    """Computes both tables; returns them with P(B = k) and the weight of all marks."""
-    p, q, weight = chances
-    chance, table = plan(p, q, k, table)
-    marked = beside(table, marked, p.shape[0])
-    return chance, climb_along(table, marked, p, q, weight, weight, k), table, marked
-
-
 @kernel
 def _marked_rows(from_row, to_row, probs, k, with_slope, balanced, log_total, slope):
     n = probs.shape[1]
     q, weight, complement, inclusion = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
-    table, marked, rest = empty_table(n), Beside(np.empty(0), np.empty(0)), np.empty(2 * (n + 3))
+    table, rest = empty_table(n), np.empty(4 * (n + 3))
     for r in range(from_row, to_row):
         chances = Chances(balanced[r], q, weight)
         if not _balance(probs[r], k[r], chances):
             log_total[r] = np.nan
             slope[r, :] = np.nan
             continue
-        chance, total, table, marked = _plan_marked(chances, k[r], table, marked)
+        chance, total, table = plan(balanced[r], q, weight, weight, k[r], table)
         log_total[r] = math.log(total if total > 0 else chance)  # rows without a choice have nothing to mark
         if with_slope:
             descend(table, balanced[r], q, rest, complement, inclusion)
@@ -183,43 +162,11 @@ def marked_count_log_prob_derivative(
     return result
 
 
-@per_row
-def _draw_block(table, marked, chances, start, stop, counts, open_, seed, origin, out):
-    """Draws units ``stop - 1``, ..., ``start`` of many draws, numbered from ``origin`` as in :mod:`.numba_backend`.
-
-    ``counts`` are those of the units up to there, and ``open_`` says whether the mark is among them.
-    """
-    (p, q, weight), (draw, row, unit) = chances, origin
-    for d in range(counts.shape[0]):
-        m, is_open = counts[d], open_[d]
-        even = odd = 0.0
-        for i in range(stop - 1, start - 1, -1):
-            place = unit + i
-            if place % 2 or i == stop - 1:
-                even, odd = uniform_pair(seed, draw + d, row, place // 2)
-            at = U(i - start) * table.stride + U(m - table.first[i])
-            if is_open:
-                stays, grows = q[i] * marked.rows[at + ONE], p[i] * marked.rows[at]
-                here, there = weight[i] * table.rows[at + ONE], weight[i] * table.rows[at]
-            else:
-                stays, grows = q[i] * table.rows[at + ONE], p[i] * table.rows[at]
-                here = there = 0.0
-            u = (odd if place % 2 else even) * (stays + grows + here + there)
-            one = m > 0 and (stays + here == 0 or u < grows + there)
-            if one:
-                is_open = is_open and (there == 0 or u < grows)
-            else:
-                is_open = is_open and (here == 0 or u < grows + there + stays)
-            out[d, i] = one
-            m -= one
-        counts[d], open_[d] = m, is_open
-
-
 @kernel
 def _draw_tasks(from_task, to_task, parts, probs, k, seed, first, out):
     draws, _, n = out.shape
     chances = Chances(np.empty(n), np.empty(n), np.empty(n))
-    table, marked = empty_table(n), Beside(np.empty(0), np.empty(0))
+    table = empty_table(n)
     for task in range(from_task, to_task):
         r, part = task // parts, task % parts
         start_draw, stop_draw = draws * part // parts, draws * (part + 1) // parts
@@ -227,14 +174,10 @@ def _draw_tasks(from_task, to_task, parts, probs, k, seed, first, out):
         if not _balance(probs[r], k[r], chances):
             mine[:, :] = False
             continue
-        _, total, table, marked = _plan_marked(chances, k[r], table, marked)
-        (p, q, weight), origin = chances, (first[0] + start_draw, first[1] + r, first[2])
-        counts, open_ = np.full(stop_draw - start_draw, k[r]), np.full(stop_draw - start_draw, total > 0)
-        for start in range((n - 1) // table.length * table.length, -1, -table.length):
-            stop = min(start + table.length, n)
-            restore(table, p, q, start, stop)
-            restore_along(table, marked, p, q, weight, weight, start, stop)
-            _draw_block(table, marked, chances, start, stop, counts, open_, seed[0], origin, mine)
+        p, q, weight = chances
+        _, total, table = plan(p, q, weight, weight, k[r], table)
+        origin = first[0] + start_draw, first[1] + r, first[2]
+        draw_row(table, p, q, weight, k[r], total > 0, seed[0], origin, mine)
     return 0
 
 

@@ -13,7 +13,8 @@ over the standard deviation of the sum if its mean is k. A row for which this do
 has windows that leave out nothing.
 
 A table has a row for every number of units, all of them in one array. Each row is as wide as the widest window and two
-zeros, one before the window and one after it. In a long table only some rows are kept, and those in between are
+zeros, one before the window and one after it; some tables have a second law of this width beside the first, its
+derivative or that with a mark. In a long table only some rows are kept, and those in between are
 computed again on the way back, so that the data of a row of logits fit into a processor's cache. Indices are unsigned;
 with signed ones, every access would test whether it counts from the end.
 """
@@ -35,7 +36,7 @@ LOG_TAIL, RARE = 46.0, 1e-20  # -log of 1e-20, and 1e-20
 ALIKE = 8  # units whose windows have the same radius
 SHORT = 32  # units of a row whose windows leave out nothing
 FACTORS = 512  # this many numbers of at least a half have a product that is a normal number
-WHOLE_TABLE = 2**16  # entries of a table that is kept whole
+WHOLE_TABLE = 2**16  # entries of a table, or of each half of it, that is kept whole
 
 U = np.uint64
 ONE, TWO = U(1), U(2)
@@ -49,15 +50,9 @@ class Table(NamedTuple):
     last: Array
     length: int  # units of a block
     stride: np.uint64  # width of a row
+    bent: np.uint64  # where the second law begins in a row
     rows: Array  # of one block; the first row is that of the units before it
     marks: Array  # the first rows of all blocks
-
-
-class Beside(NamedTuple):
-    """Another table of the same shape: the rows of a block, and the first rows of all blocks."""
-
-    rows: Array
-    marks: Array
 
 
 @inlined
@@ -130,9 +125,9 @@ def windows(p, q, k, whole, first, last):
 
 
 @inlined
-def block_length(n, width):
+def _block_length(n, width):
     """Units whose rows of a table are computed at a time."""
-    return n if n * (width + 2) <= WHOLE_TABLE else int(math.sqrt(n)) + 1
+    return n if n * np.int64(width) <= WHOLE_TABLE else int(math.sqrt(n)) + 1
 
 
 @inlined
@@ -144,15 +139,16 @@ def mixed(source, at, target, to, a, b, width):
 
 
 @inlined
-def mixed_along(source, bent, at, target, to, a, b, s, t, width):
-    """:func:`mixed` of ``bent``, plus that of the source with s and t in place of a and b.
+def mixed_along(source, at, target, to, bent, a, b, s, t, width):
+    """:func:`mixed` of the second law, which begins ``bent`` later, plus that of the first with s and t for a and b.
 
-    With s = -t this is the derivative of :func:`mixed` when a grows and b falls by s, and ``bent`` changes the source.
+    With s = -t this is the derivative of :func:`mixed` when a grows and b falls by s.
     """
     for j in range(width):
         here, next_ = at + j, at + j + ONE
-        target[to + j] = a * bent[here] + b * bent[next_] + s * source[here] + t * source[next_]
-    target[to - ONE] = target[to + width] = 0.0
+        second = a * source[here + bent] + b * source[next_ + bent]
+        target[to + bent + j] = second + s * source[here] + t * source[next_]
+    target[to + bent - ONE] = target[to + bent + width] = 0.0
 
 
 @inlined_sum
@@ -176,24 +172,19 @@ def shift_of(first, i):
     return U(first[i + 1] - first[i])
 
 
-@per_row
-def fill(table, p, q, start, stop):
-    """Computes the rows of units start + 1, ..., stop of a table whose first row is that of ``start``."""
+@inlined
+def _fill(table, p, q, s, t, start, stop):
+    """Computes the rows of units start + 1, ..., stop of a table whose first row is that of ``start``.
+
+    The second laws are computed if there are s and t, see :func:`mixed_along`.
+    """
     first, last, rows, at = table.first, table.last, table.rows, ONE
     for i in range(start, stop):
         source, width = at + shift_of(first, i) - ONE, width_of(first, last, i + 1)
         at += table.stride
         mixed(rows, source, rows, at, p[i], q[i], width)
-
-
-@per_row
-def fill_along(table, bent, p, q, s, t, start, stop):
-    """:func:`fill` of ``bent`` beside a table that is already filled, as in :func:`mixed_along`."""
-    first, last, at = table.first, table.last, ONE
-    for i in range(start, stop):
-        source, width = at + shift_of(first, i) - ONE, width_of(first, last, i + 1)
-        at += table.stride
-        mixed_along(table.rows, bent.rows, source, bent.rows, at, p[i], q[i], s[i], t[i], width)
+        if s.shape[0]:
+            mixed_along(rows, source, rows, at, table.bent, p[i], q[i], s[i], t[i], width)
 
 
 @inlined
@@ -204,63 +195,35 @@ def begin(row, at, chance):
 
 
 @inlined
-def copy_row(source, at, target, to, stride):
+def _copy_row(source, at, target, to, stride):
     for j in range(stride):
         target[to * stride + j] = source[at * stride + j]
 
 
-@inlined
-def _last_entry(table, rows, n, k):
-    """The entry of k ones among all units, in the rows of the last block."""
-    place = U(n - (n - 1) // table.length * table.length) * table.stride
-    return rows[place + U(1 + k - table.first[n])]
-
-
 @per_row
-def _climb(table, p, q, k):
-    """Computes the table, block by block, and keeps the first row of each block; returns P(B = k)."""
+def climb(table, p, q, s, t, k):
+    """Computes the table, block by block, and keeps the first row of each block; returns the entries of k ones."""
     n, length, stride, rows = p.shape[0], table.length, table.stride, table.rows
+    begin(rows, table.bent, 0.0)
     begin(rows, U(0), 1.0)
     for start in range(0, n, length):
         stop = min(start + length, n)
-        copy_row(rows, U(0), table.marks, U(start // length), stride)
-        fill(table, p, q, start, stop)
+        _copy_row(rows, U(0), table.marks, U(start // length), stride)
+        _fill(table, p, q, s, t, start, stop)
         if stop < n:
-            copy_row(rows, U(stop - start), rows, U(0), stride)
-    return _last_entry(table, rows, n, k) if table.first[n] <= k <= table.last[n] else 0.0
+            _copy_row(rows, U(stop - start), rows, U(0), stride)
+    if not table.first[n] <= k <= table.last[n]:
+        return 0.0, 0.0
+    place = U(n - (n - 1) // length * length) * stride + U(1 + k - table.first[n])
+    return rows[place], rows[place + table.bent]
 
 
 @per_row
-def climb_along(table, bent, p, q, s, t, k):
-    """:func:`_climb` of ``bent`` beside a table that is already computed, as in :func:`mixed_along`."""
-    n, length, stride = p.shape[0], table.length, table.stride
-    begin(bent.rows, U(0), 0.0)
-    for start in range(0, n, length):
-        stop = min(start + length, n)
-        if n > length:
-            copy_row(table.marks, U(start // length), table.rows, U(0), stride)
-            fill(table, p, q, start, stop)
-        copy_row(bent.rows, U(0), bent.marks, U(start // length), stride)
-        fill_along(table, bent, p, q, s, t, start, stop)
-        if stop < n:
-            copy_row(bent.rows, U(stop - start), bent.rows, U(0), stride)
-    return _last_entry(table, bent.rows, n, k)
-
-
-@per_row
-def restore(table, p, q, start, stop):
+def restore(table, p, q, s, t, start, stop):
     """Computes the rows of a block again on the way back; the rows of the last block are still there."""
     if stop < p.shape[0]:
-        copy_row(table.marks, U(start // table.length), table.rows, U(0), table.stride)
-        fill(table, p, q, start, stop - 1)
-
-
-@per_row
-def restore_along(table, bent, p, q, s, t, start, stop):
-    """:func:`restore` for ``bent``, after the table beside it."""
-    if stop < p.shape[0]:
-        copy_row(bent.marks, U(start // table.length), bent.rows, U(0), table.stride)
-        fill_along(table, bent, p, q, s, t, start, stop - 1)
+        _copy_row(table.marks, U(start // table.length), table.rows, U(0), table.stride)
+        _fill(table, p, q, s, t, start, stop - 1)
 
 
 @inlined
@@ -272,34 +235,35 @@ def _with_rows(x, rows, stride):
 @per_row
 def empty_table(n):
     """A table for :func:`plan` of rows of n units."""
-    return Table(np.empty(n + 1, np.int64), np.empty(n + 1, np.int64), n, U(0), np.empty(0), np.empty(0))
+    return Table(np.empty(n + 1, np.int64), np.empty(n + 1, np.int64), n, U(0), U(0), np.empty(0), np.empty(0))
+
+
+@inlined
+def with_room(table, n, width, is_bent):
+    """The table for windows of this width, zeros included, with new arrays for its rows if the old ones are small."""
+    bent = width if is_bent else U(0)
+    stride = width + bent
+    length = _block_length(n, width)
+    rows = _with_rows(table.rows, length + 1, stride)
+    marks = _with_rows(table.marks, (n - 1) // length + 1, stride)
+    return Table(table.first, table.last, length, stride, bent, rows, marks)
 
 
 @per_row
-def beside(table, bent, n):
-    """``bent`` with as much room as the table; its arrays are replaced if they are too small."""
-    rows, marks = table.length + 1, (n - 1) // table.length + 1
-    return Beside(_with_rows(bent.rows, rows, table.stride), _with_rows(bent.marks, marks, table.stride))
-
-
-@per_row
-def plan(p, q, k, table):
-    """Computes the windows of a row and its table, with new arrays for its rows if those of ``table`` are too small.
+def plan(p, q, s, t, k, table):
+    """Computes the windows of a row and its table, with second laws if there are s and t.
 
     Returns:
-        P(B = k), and the table.
+        P(B = k), the same entry of the second law, and the table.
     """
-    n, chance = p.shape[0], 0.0
+    n, chance, second = p.shape[0], 0.0, 0.0
     for whole in (n <= SHORT, True):
         widest = windows(p, q, k, whole, table.first, table.last)
-        length, stride = block_length(n, widest), U(widest + 2)
-        rows = _with_rows(table.rows, length + 1, stride)
-        marks = _with_rows(table.marks, (n - 1) // length + 1, stride)
-        table = Table(table.first, table.last, length, stride, rows, marks)
-        chance = _climb(table, p, q, k)
+        table = with_room(table, n, U(widest + 2), s.shape[0] > 0)
+        chance, second = climb(table, p, q, s, t, k)
         if whole or chance > LIKELY:
             break
-    return chance, table
+    return chance, second, table
 
 
 @per_row
@@ -310,7 +274,7 @@ def descend(table, p, q, rest, complement, inclusion):
     begin(rest, above, 1.0)
     for start in range((n - 1) // length * length, -1, -length):
         stop = min(start + length, n)
-        restore(table, p, q, start, stop)
+        restore(table, p, q, p[:0], q[:0], start, stop)
         for i in range(stop - 1, start - 1, -1):
             width, source = width_of(first, last, i), above + ONE - shift_of(first, i)
             zero, one = products(table.rows, U(i - start) * stride + ONE, rest, source, width)
@@ -321,23 +285,22 @@ def descend(table, p, q, rest, complement, inclusion):
 
 
 @per_row
-def descend_along(table, bent, p, q, t, minus_t, rest, bent_rest, result):
-    """Writes the derivative of <x, v> given B = k, with those of the tables and of the rest."""
+def descend_along(table, p, q, t, minus_t, rest, result):
+    """Writes the derivative of <x, v> given B = k, with those of the table and of the rest."""
     n, first, last, length, stride = p.shape[0], table.first, table.last, table.length, table.stride
-    above, below = U(0), stride
+    above, below, bent = U(0), stride, table.bent
     begin(rest, above, 1.0)
-    begin(bent_rest, above, 0.0)
+    begin(rest, above + bent, 0.0)
     for start in range((n - 1) // length * length, -1, -length):
         stop = min(start + length, n)
-        restore(table, p, q, start, stop)
-        restore_along(table, bent, p, q, t, minus_t, start, stop)
+        restore(table, p, q, t, minus_t, start, stop)
         for i in range(stop - 1, start - 1, -1):
             width, source, at = width_of(first, last, i), above + ONE - shift_of(first, i), U(i - start) * stride + ONE
             zero, one = products(table.rows, at, rest, source, width)
-            zero_left, one_left = products(bent.rows, at, rest, source, width)
-            zero_right, one_right = products(table.rows, at, bent_rest, source, width)
+            zero_left, one_left = products(table.rows, at + bent, rest, source, width)
+            zero_right, one_right = products(table.rows, at, rest, source + bent, width)
             mixed(rest, source, rest, below + ONE, q[i], p[i], width)
-            mixed_along(rest, bent_rest, source, bent_rest, below + ONE, q[i], p[i], minus_t[i], t[i], width)
+            mixed_along(rest, source, rest, below + ONE, bent, q[i], p[i], minus_t[i], t[i], width)
             each = 1 / (q[i] * zero + p[i] * one)
             zero, one = zero * each, one * each
             zero_change, one_change = (zero_left + zero_right) * each, (one_left + one_right) * each

@@ -13,7 +13,7 @@ import numpy as np
 from ..cpu.loops import inlined, per_row
 from . import numba_series
 from .numba_nodes import covariance_times, given_count, law_of_count, room
-from .numba_recursion import WHOLE_TABLE, Beside, Table, U, climb_along, descend, descend_along, plan
+from .numba_recursion import WHOLE_TABLE, Table, U, climb, descend, descend_along, plan, with_room
 
 Array = np.ndarray[Any, Any]
 
@@ -36,24 +36,21 @@ class Workplace(NamedTuple):
     by_nodes: tuple[Array, Any]
     table: Table
     rest: Array
-    bent: Beside
-    bent_rest: Array
     minus: Array
 
 
 @inlined
 def _table_size(n):
     """The size of the largest table that a row of n units may need."""
-    return min((n + 1) * (n + 3), WHOLE_TABLE + (int(math.sqrt(n)) + 3) * (n + 3))
+    return 2 * min((n + 1) * (n + 3), WHOLE_TABLE + (int(math.sqrt(n)) + 3) * (n + 3))
 
 
 @per_row
 def workplace(n):
     """The :class:`Workplace` of rows of up to n units."""
-    ends, tables, rests = np.empty((2, n + 1), np.int64), np.empty((4, _table_size(n))), np.empty((2, 2 * (n + 3)))
-    table = Table(ends[0], ends[1], n, U(0), tables[0], tables[1])
-    by_nodes, bent = (room(), numba_series.room()), Beside(tables[2], tables[3])
-    return Workplace(by_nodes, table, rests[0], bent, rests[1], np.empty(n))
+    ends, tables = np.empty((2, n + 1), np.int64), np.empty((2, _table_size(n)))
+    table = Table(ends[0], ends[1], n, U(0), U(0), tables[0], tables[1])
+    return Workplace((room(), numba_series.room()), table, np.empty(4 * (n + 3)), np.empty(n))
 
 
 @per_row
@@ -62,7 +59,7 @@ def count_law(p, q, k, work):
     nodes, terms, chance = law_of_count(p, q, k, *work.by_nodes)
     if nodes:
         return Law(p, q, k, chance, nodes, terms, work.table)
-    chance, table = plan(p, q, k, work.table)
+    chance, _, table = plan(p, q, p[:0], q[:0], k, work.table)
     return Law(p, q, k, chance, 0, 0, table)
 
 
@@ -85,5 +82,6 @@ def times_covariance(law, work, t, result):
     minus_t = work.minus[: t.shape[0]]
     for i in range(t.shape[0]):
         minus_t[i] = -t[i]
-    climb_along(law.table, work.bent, p, q, t, minus_t, law.k)
-    descend_along(law.table, work.bent, p, q, t, minus_t, work.rest, work.bent_rest, result)
+    table = with_room(law.table, p.shape[0], law.table.stride, True)  # which takes the place of that of the law
+    climb(table, p, q, t, minus_t, law.k)
+    descend_along(table, p, q, t, minus_t, work.rest, result)

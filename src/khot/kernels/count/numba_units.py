@@ -8,16 +8,15 @@ See :mod:`.numba_inverse` for the map M, from the log-odds of inclusion to about
 import numpy as np
 
 from ..cpu.loops import per_row, summed
-from ..cpu.maths import EXP, LOG, LOG1P
+from ..cpu.maths import EXP, LOG
 
 EPS = np.finfo(np.float64).eps
 FARTHEST = 575.0  # e^-575 is 1e-250, as in laws.inverse: log-odds beyond this are infinite
 CLOSE = 0.2  # largest distance of the expected count from k for which windows and nodes are well placed
 WORK = 64  # items that take as long as one unit
 TILT_STEPS = 100  # 1 to 3 are usual
-MANY, FEW = 2.0, 0.5  # variance of the count: Edgeworth's second term helps above, the difference of Poissons below
 
-exp, log, log1p = EXP[np.float64], LOG[np.float64], LOG1P[np.float64]
+exp, log = EXP[np.float64], LOG[np.float64]
 
 
 @per_row
@@ -72,13 +71,9 @@ def chances(z, k, p, q):
 
 @per_row
 def balance(z, k, p, q, close, rounding):
-    """Shifts z so that the expected count is k, to within ``close`` or this rounding; writes the probabilities.
-
-    Returns the variance of the count.
-    """
+    """Shifts z so that the expected count is k, to within ``close`` or this rounding; writes the probabilities."""
     m, done = z.shape[0], 0.0
     low, high = -np.inf, np.inf
-    variance = 0.0
     for _ in range(TILT_STEPS):
         excess, variance = chances(z, k, p, q)
         if abs(excess) <= max(close, rounding * variance):
@@ -100,56 +95,16 @@ def balance(z, k, p, q, close, rounding):
         for i in range(m):
             z[i] += shift - done
         done = shift
-    return variance
 
 
 @summed
-def _of_normal(aim, p, q, variance, z):
+def _add_correction(aim, p, q, variance, z):
     for i in range(aim.shape[0]):
         z[i] = aim[i] + 0.5 * (q[i] - p[i]) / (variance - p[i] * q[i] + 0.25)
 
 
-@summed
-def _of_poisson(aim, p, q, variance, z):
-    for i in range(aim.shape[0]):
-        others = max(variance - p[i] * q[i], EPS * variance)
-        z[i] = aim[i] + 0.5 * (q[i] - p[i]) * log1p(1.0 / others)
-
-
-@summed
-def _cumulants(p, q, shift):
-    """Shifts the probabilities; returns the second, third and fourth cumulant of the count."""
-    second = third = fourth = 0.0
-    for i in range(p.shape[0]):
-        change = p[i] * q[i] * shift
-        p[i], q[i] = p[i] + change, q[i] - change
-        spread = p[i] * q[i]
-        second += spread
-        third += spread * (q[i] - p[i])
-        fourth += spread * (1 - 6 * spread)
-    return second, third, fourth
-
-
-@summed
-def _two_terms(aim, p, q, second, third, fourth, z):
-    cube = second * second * second
-    of_lean, of_spread = fourth / (4 * cube) - third * third / (2 * cube * second), third / (2 * cube)
-    for i in range(aim.shape[0]):
-        lean, spread = q[i] - p[i], p[i] * q[i]
-        others = 1 / (second - spread)
-        own = 0.5 * (third - spread * lean) * others * others + of_spread * spread
-        z[i] = aim[i] + lean * (0.5 * others + of_lean) - own
-
-
 @per_row
-def guess(aim, k, least, p, q, z):
-    """Writes M(aim) for rows whose variance was ``least``: the map stays the same while a row is solved."""
+def guess(aim, k, p, q, z):
+    """Writes M(aim)."""
     _, variance = chances(aim, k, p, q)
-    if least < FEW:
-        _of_poisson(aim, p, q, variance, z)
-        return
-    _of_normal(aim, p, q, variance, z)
-    if least >= MANY:
-        excess, variance = chances(z, k, p, q)
-        second, third, fourth = _cumulants(p, q, -excess / variance)
-        _two_terms(aim, p, q, second, third, fourth, z)
+    _add_correction(aim, p, q, variance, z)

@@ -11,7 +11,8 @@ from ..random_numbers.philox import uniform_rows
 from ..threshold import solve_threshold
 
 
-def _tilt(logits: Tensor, k: Tensor) -> Tensor:
+def tilt_of(logits: Tensor, k: Tensor) -> Tensor:
+    """The anchor and the offset with which k ones are expected, ``(R, 2)``."""
     threshold = solve_threshold(logits, k).nan_to_num(0.0, 0.0, 0.0)
     return torch.stack((threshold, torch.zeros_like(threshold)), -1)
 
@@ -62,27 +63,19 @@ def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, 
         deviation of B; ``(R, 2)`` of log P(B = k) and the sum of ``log(1 + e^-|z|)``; the probabilities ``(R, n)`` that
         units are zeros, and that they are ones.
     """
-    tilt = _tilt(logits, k)
+    tilt = tilt_of(logits, k)
     z = _tilted(logits, tilt)
     out, included = _masses(z, k)
     log_count = torch.stack((_chance(z, k).log(), -F.logsigmoid(z.abs()).sum(-1)), -1)
     return tilt, log_count, out / (out + included), included / (out + included)
 
 
-def bernoulli_count_derivative(
-    logits: Tensor, k: Tensor, tilt: Tensor, complement: Tensor, inclusion: Tensor, g: Tensor, log_odds: bool
-) -> Tensor:
-    """The derivative of ``<g, inclusion>``, or of ``<g, log(inclusion / complement)>``, with respect to the logits.
-
-    In the second case, infinite log-odds count as constants.
-    """
+def bernoulli_count_derivative(logits: Tensor, k: Tensor, tilt: Tensor, g: Tensor) -> Tensor:
+    """The derivative of ``<g, inclusion>`` with respect to the logits."""
 
     def product(logits: Tensor) -> Tensor:
         out, included = _masses(_tilted(logits, tilt), k)
-        if not log_odds:
-            return (g * included / (out + included)).sum()
-        sure = (inclusion == 0) | (complement == 0)
-        return (g * (included.masked_fill(sure, 1.0).log() - out.masked_fill(sure, 1.0).log())).sum()
+        return (g * included / (out + included)).sum()
 
     gradient: Tensor = torch.func.grad(product)(logits)
     return gradient
@@ -109,7 +102,7 @@ def bernoulli_count_draw(
     *batch, n = logits.shape
     rows = math.prod(batch)
     logits, k = logits.reshape(rows, n), k.reshape(rows)
-    z = _tilted(logits, _tilt(logits, k))
+    z = _tilted(logits, tilt_of(logits, k))
     laws, u = _laws(z), uniform_rows(seed, draws, [rows], n, first)
     left, drawn = k.expand(draws, rows), []
     for i in reversed(range(n)):

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, hessian
 
+from .reference import tilt_of
+
 STEPS, NOTHING = 60, 1e-13
 
 
@@ -34,8 +36,8 @@ def _inverse(log_odds: Tensor, k: int) -> Tensor:
     return logits - logits.mean()
 
 
-def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    """Logits ``(R, n)`` of mean 0, and the errors ``(R,)`` of the log-odds relative to the largest logit.
+def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits ``(R, n)`` of mean 0, their tilts ``(R, 2)``, and the errors ``(R,)`` relative to the largest logit.
 
     Args:
         log_odds: Float64 ``(R, n)``, those of the inclusion probabilities up to a constant in each row; infinite ones
@@ -48,7 +50,7 @@ def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor,
         free = target.isfinite()
         if free.any():
             row[free] = _inverse(target[free], size - int((target == torch.inf).sum()))
-    return logits, torch.zeros_like(logits[:, 0])
+    return logits, tilt_of(logits, k), torch.zeros_like(logits[:, 0])
 
 
 def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float, rounding: float) -> Tensor:
@@ -67,14 +69,3 @@ def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float, r
                 b = b - b.mean()
             row[free] = _solve(theta[free], b, size - int((theta == torch.inf).sum()))
     return v
-
-
-def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    """C g ``(R, n)`` for the covariance C of the law with inclusion probabilities ``(R, n)``, and errors as above."""
-    logits, errors = inclusion_inverse(probs.logit(), k, goal)
-    product = torch.zeros_like(g)
-    for row, theta, v, size in zip(product, logits, g, k.tolist(), strict=True):
-        free = theta.isfinite()
-        if free.any():
-            row[free] = hessian(_log_esp)(theta[free], size - int((theta == torch.inf).sum())) @ v[free]
-    return product, errors

@@ -1,29 +1,7 @@
-"""The definition: products of the units' polynomials, unit by unit and term by term, and their derivatives."""
-
-from collections.abc import Callable
+"""The definition of the forest: products of the units' polynomials, unit by unit, and their derivatives."""
 
 import torch
 from torch import Tensor
-
-
-def pair_merge(x: Tensor, start: int, length: int) -> Tensor:
-    """Convolves ``x[:, 0]`` with ``x[:, 1]`` along dim 0: ``(width, 2, ...)`` to ``length`` entries at ``start``."""
-    width = x.shape[0]
-    total = x.new_zeros(max(2 * width - 1, start + length), *x.shape[2:])
-    for i in range(width):
-        total[i : i + width] += x[i, 0] * x[:, 1]
-    return total[start : start + length].clone()
-
-
-def pair_split(g: Tensor, x: Tensor, start: int) -> Tensor:
-    """Gives each child the correlation of ``g`` with its sibling, ``(length, ...)`` to ``(width, 2, ...)``."""
-    width, out = x.shape[0], torch.zeros_like(x, memory_format=torch.contiguous_format)
-    for i in range(width):
-        for j in range(width):
-            if 0 <= i + j - start < len(g):
-                out[i, 0] += g[i + j - start] * x[j, 1]
-                out[i, 1] += g[i + j - start] * x[j, 0]
-    return out
 
 
 def forest_roots(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
@@ -55,11 +33,13 @@ def forest_outsides(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int)
 def forest_bends(
     leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool
 ) -> tuple[Tensor, Tensor]:
-    """The derivatives along ``u`` of the roots, empty if they are not wanted, and of the outsides at fixed g."""
+    """The derivatives along ``u`` of the roots, empty if they are not wanted, and of the outsides at fixed g.
 
-    def along(function: Callable[[Tensor], Tensor]) -> Tensor:
-        tangent: Tensor = torch.func.jvp(function, (leaf,), (u,))[1]
-        return tangent
+    These are the derivatives of ``(u * outsides).sum()`` with respect to g and to the leaves.
+    """
 
-    root = along(lambda x: forest_roots(x, k, bound, levels)) if with_roots else leaf.new_empty(0)
-    return root, along(lambda x: forest_outsides(x, g, k, bound, levels))
+    def product(g: Tensor, x: Tensor) -> Tensor:
+        return (u * forest_outsides(x, g, k, bound, levels)).sum()
+
+    root, outside = torch.func.grad(product, argnums=(0, 1))(g, leaf)
+    return root if with_roots else leaf.new_empty(0), outside

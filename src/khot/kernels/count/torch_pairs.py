@@ -21,6 +21,7 @@ def _compact(x: Tensor) -> Tensor:
 
 
 def pair_merge(x: Tensor, start: int, length: int) -> Tensor:
+    """Convolves ``x[:, 0]`` with ``x[:, 1]`` along dim 0: ``(width, 2, ...)`` to ``length`` entries at ``start``."""
     width = x.shape[0]
     if width <= DIRECT_WIDTH:
         out = x.new_zeros(length, *x.shape[2:])
@@ -35,6 +36,7 @@ def pair_merge(x: Tensor, start: int, length: int) -> Tensor:
 
 
 def pair_split(g: Tensor, x: Tensor, start: int) -> Tensor:
+    """Gives each child the correlation of ``g`` with its sibling, ``(length, ...)`` to ``(width, 2, ...)``."""
     width, length = x.shape[0], g.shape[0]
     sibling = x.flip(1)
     if width <= DIRECT_WIDTH:

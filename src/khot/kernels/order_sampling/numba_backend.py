@@ -312,7 +312,7 @@ def order_inclusion_product(
     some = _run_product(theta, k, depth, law, vector, vector[:0], result)
     if some is not None:
         few, sizes, given, again = theta[some], k[some], [x[some] for x in law], torch.empty_like(theta[some])
-        change = bernoulli_count_derivative(few, sizes, given[0], given[2], given[3], vector[some], False)
+        change = bernoulli_count_derivative(few, sizes, given[0], vector[some])
         _run_product(few, sizes, depth, tuple(given), vector[some], change, again)
         result[some] = again
     return result
