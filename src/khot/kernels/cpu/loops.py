@@ -12,12 +12,14 @@ infinities or NaN, and none can be called from Python: they have no wrapper for 
 compilation time.
 """
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from numba import njit, types
 from numba.core.compiler_lock import global_compiler_lock
@@ -104,6 +106,17 @@ def kernel(function: Callable[..., int]) -> Callable[..., int]:
     """
     found: Callable[..., int] = kept_on_disk(njit(**KERNEL)(_named(function)))
     return found
+
+
+def kernel_for_dtype(factory: Callable[[Any], Callable[..., int]]) -> Callable[[torch.Tensor], Callable[..., int]]:
+    """From a function that makes a loop for ``np.float32`` or ``np.float64`` to one from a tensor to the kernel."""
+
+    @functools.cache
+    def kernel_of(real: Any) -> Callable[..., int]:
+        with specialised(real.__name__):
+            return kernel(factory(real))
+
+    return lambda x: kernel_of(np.float64 if x.dtype == torch.float64 else np.float32)
 
 
 def over_rows(kernel: Callable[..., int], rows: int, items: int, *arguments: Any) -> int:
