@@ -28,10 +28,10 @@ def mesh() -> Iterator[DeviceMesh]:
 
 
 @pytest.mark.parametrize("member", MAPS, ids=lambda member: member.name)
-@pytest.mark.parametrize("placement", [Shard(0), Shard(1)], ids=["batch", "row"])
-def test_every_map(mesh, member, placement):
+def test_every_map(mesh, member):
+    """On rows that could be cut; groups of more processes also share batches."""
     x = normal(3, 7)
-    y = member.call(distribute_tensor(x, mesh, [placement]), 0.7)
+    y = member.call(distribute_tensor(x, mesh, [Shard(1)]), 0.7)
     assert isinstance(y, DTensor)
     torch.testing.assert_close(y.full_tensor(), member.call(x, 0.7), rtol=1e-9, atol=1e-11)
 

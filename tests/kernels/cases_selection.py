@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from khot.kernels.selection import exact, triton_backend
+from tests.kernels.device import SPLIT
 from tests.kernels.kernel_case import DOUBLE, HALF, SINGLE, Inputs, KernelCase, Outputs
 
 COMPILED = [((64, n), SINGLE) for n in (40, 200, 300, 1000, 4096, 8192, 16_384)]
@@ -40,7 +41,7 @@ def selections() -> list[KernelCase]:
             select,
             reference,
             tied,
-            [(3, 1), (50, 33), (2, 1000), (1, 20_000), (2, 70_000)],
+            [(3, 1), (50, 33), (2, 1000), (1, 20_000), (2, SPLIT)],
             lambda x, number, _: triton_backend.topk_mask(x, number.long(), False),
             [*COMPILED, *COMPILED_OTHERS],
         )

@@ -24,6 +24,12 @@ USES = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_was_there_does_not_count():
+    gc.collect()
+    gc.freeze()  # or each of the collections below takes a second, after thousands of other tests
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
 def test_nothing_is_kept_of_exponents(use):

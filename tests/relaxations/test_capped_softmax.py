@@ -41,8 +41,12 @@ def test_is_proportional_to_size_beside_take_all_units(k, spread):
     size = normal(50, scale=spread).exp()
     probs = capped_softmax(size.log(), k)
     torch.testing.assert_close(probs, take_all(size, k), rtol=1e-12, atol=1e-14)
-    if k == 7:
-        assert ConditionalPoisson(probs=probs, k=7).sample().sum() == 7
+
+
+@pytest.mark.parametrize("spread", [1.0, 4.0])
+def test_are_probabilities_of_a_design(spread):
+    probs = capped_softmax(normal(50, scale=spread), 7)
+    assert ConditionalPoisson(probs=probs, k=7).sample().sum() == 7
 
 
 @pytest.mark.parametrize("temperature", [0.3, 2.0])

@@ -38,6 +38,11 @@ class Plan(NamedTuple):
         return -(-n // length), length
 
 
+def is_split(rows: int, n: int) -> bool:
+    """Whether the rows are so few and so long that several programs take one."""
+    return n > SPLIT_ABOVE and rows <= PROGRAMS // 2
+
+
 def plan(rows: int, n: int, dtype: torch.dtype, table: Table, tile: dict[torch.dtype, tuple[int, int]] = TILE) -> Plan:
     """The :class:`Plan` for arithmetic in ``dtype``, float32 or float64, by the table of a kernel."""
     block = max(32, 1 << (n - 1).bit_length())
@@ -45,5 +50,5 @@ def plan(rows: int, n: int, dtype: torch.dtype, table: Table, tile: dict[torch.d
         if block <= limit:
             return Plan(block, warps, True, 1)
     block, warps = tile[dtype]
-    splits = min(PROGRAMS // rows, -(-n // block)) if n > SPLIT_ABOVE and rows <= PROGRAMS // 2 else 1
+    splits = min(PROGRAMS // rows, -(-n // block)) if is_split(rows, n) else 1
     return Plan(block, warps, False, splits)

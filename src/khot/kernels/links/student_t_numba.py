@@ -116,6 +116,7 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
     df = int(variant.removeprefix("student_t_"))
     log, log1p = LOG[real], LOG1P[real]
     zero, one, two, degrees, density, far, infinity = map(real, (0, 1, 2, df, DENSITY[df], FAR[real], math.inf))
+    steep = real((DENSITY[df] / float(np.finfo(real).tiny)) ** (1 / (df + 1)))  # radius of the least normal slope
     scaled_tail, arc = _scaled_tail(df, real), _arc(ARC_32 if real is np.float32 else ARC_64)
 
     @inlined
@@ -133,7 +134,9 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         bounded = min(a, far * far)  # so that a / r of infinite items is 1
         r = radius(bounded)
         decay = power(one / r) if a < infinity else zero
-        return scaled_tail(bounded, r) * decay, density * decay / r
+        near = min(r, steep)  # processors take a hundred times as long for subnormal numbers
+        slope = density * power(one / near) / near
+        return scaled_tail(bounded, r) * decay, slope if r < steep else zero
 
     @inlined
     def ordered_tail(a):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..cpu.loops import inlined, kernel_for_dtype, per_row, summed
-from ..cpu.maths import EXP, Real
+from ..cpu.maths import FLUSHED_EXP, Real
 from ..cpu.rows import REALS_AT, doubles_at, longs_at
 from .numba_points import BETWEEN, find_points, log, offset_of, pull, room_for_points
 from .numba_scans import STRETCH, inverse_scale, scans_for, stretch
@@ -83,7 +83,7 @@ def _own_slice(half, inverse, cuts, j):
 
 @kernel_for_dtype
 def permutation_loop(real: Real) -> Any:
-    (left_of, right_of), reals_at, exp = scans_for("count", real), REALS_AT[real], EXP[real]
+    (left_of, right_of), reals_at, exp = scans_for("count", real), REALS_AT[real], FLUSHED_EXP[real]
 
     @per_row
     def fill(half, inverse, lower, lower_offset, upper, upper_offset, weight, y):
@@ -126,7 +126,7 @@ def permutation_loop(real: Real) -> Any:
 
 @kernel_for_dtype
 def permutation_derivative_loop(real: Real) -> Any:
-    reals_at, exp = REALS_AT[real], EXP[real]
+    reals_at, exp = REALS_AT[real], FLUSHED_EXP[real]
     (ones_of_left, ones_of_right), (sum_left, sum_right) = scans_for("count", real), scans_for("whole", real)
 
     @summed

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..gpu.plans import is_split
 from ..gpu.tools import FARTHEST_64, add2, add3, on_device, quotient, reciprocal, rows_of
 from ..links.base import Link
 from ..links.base_triton import log_derivative, tails_and_slopes, triton_link
@@ -34,7 +35,6 @@ from .triton_rows import (
     converted,
     distances,
     flagged_tile,
-    is_split,
     load,
     over,
     partial_sums,

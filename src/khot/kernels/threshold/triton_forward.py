@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..gpu.plans import is_split
 from ..gpu.tools import add4, on_device, quotient, reciprocal, rows_of
 from ..links.base import Link, link_numbers
 from ..links.base_triton import triton_link, value
@@ -38,7 +39,6 @@ from .triton_rows import (
     chunk_of,
     distances,
     flagged_tile,
-    is_split,
     over,
     partial_sums,
     per_row,

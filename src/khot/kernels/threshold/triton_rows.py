@@ -27,13 +27,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..gpu.plans import PROGRAMS, is_split
 from ..gpu.target import compiles_for_cuda
 from ..gpu.tools import add2, row_numbers
 
 SHORT, IN_A_WARP = 256, 1024  # entries of the longest rows of which several share a warp, and of those in one warp
-SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
 REGISTERS = 128  # of a thread, at most; the assembler on its own would spill some at about a hundred
-PROGRAMS = 264  # number of programs that a split aims at: two for each multiprocessor of a large device
 PARTS = tl.constexpr(triton.next_power_of_2(PROGRAMS))
 
 
@@ -50,9 +49,8 @@ class Tile:
             still be in float64.
         double: Whether the arithmetic is in float64.
         aligned: Whether rows start at multiples of 16 bytes and have a multiple of 4 entries.
-        stage: The task of a kernel: all for whole "rows", or for those that are "flagged"; for split rows the "start",
-            a
-            "step" or the "end".
+        stage: The task of a kernel: all for whole "rows", or for those that are "flagged"; for split rows the
+            "start", a "step" or the "end".
     """
 
     rows: int
@@ -122,11 +120,6 @@ class Tile:
         """The number of programs for each of a few rows, with a whole number of tiles each."""
         programs = max(1, min(PROGRAMS // rows, -(-n // self.size)))
         return -(-n // (-(-n // (programs * self.size)) * self.size))
-
-
-def is_split(rows: int, n: int) -> bool:
-    """Whether the rows are so few and so long that several programs take one."""
-    return n > SPLIT_ABOVE and rows <= PROGRAMS // 2
 
 
 def tile_of(*rows: Tensor, double: bool = False) -> Tile:
