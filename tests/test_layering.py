@@ -42,7 +42,7 @@ LEVELS = {
 }
 SHARED_BY_OPERATIONS = {
     "kernels",
-    *(f"kernels.{shared}" for shared in ("cpu", "cpu.pool", "exact", "gpu", "links", "operators", "random_numbers")),
+    *(f"kernels.{shared}" for shared in ("cpu", "exact", "gpu", "links", "operators", "random_numbers")),
 }
 FOR_OTHER_LOOPS = {"khot.kernels.selection.numba_counting"}  # compiled functions that an operation offers to others
 BACKEND_LIBRARIES = ("triton", "numba")

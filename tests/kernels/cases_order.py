@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from khot import soft_permutation, soft_rank, soft_sort
-from khot.kernels.order import sorted_positions, triton_maps, triton_scans
+from khot.kernels.order import sorted_positions, triton_points, triton_rank, triton_scans
 from khot.kernels.order.torch_sums import sums_by_doubling
 from tests.kernels.kernel_case import DOUBLE, HALF, SINGLE, Inputs, KernelCase, Outputs
 
@@ -25,9 +25,9 @@ def items(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
 
 
 LAUNCHERS = {
-    "rank": triton_maps.SOFT_RANK,
-    "sort": triton_maps.SOFT_SORT,
-    "permutation": triton_maps.SOFT_PERMUTATION,
+    "rank": triton_rank.SOFT_RANK,
+    "sort": triton_points.SOFT_SORT,
+    "permutation": triton_points.SOFT_PERMUTATION,
 }
 
 
@@ -82,11 +82,11 @@ def order_maps() -> list[KernelCase]:
     cases = [
         KernelCase(
             "decayed_sums",
-            triton_scans.launch_decayed_sums,
+            partial(triton_scans.decayed_sums, None),
             sums_reference,
             sums_inputs,
             [(3, 1), (2, 33), (2, 2500)],
-            lambda x, *_: triton_scans.launch_decayed_sums(*[x.double()] * 3),
+            lambda x, *_: triton_scans.decayed_sums(*[x.double()] * 4),
             [((2, n), DOUBLE) for n in (2000, 5000)],
         )
     ]

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from khot.kernels import backend
-from khot.kernels.transport import sorted_transport, sorted_transport_derivative
-from khot.kernels.transport.triton_backward import launch_backward
+from khot.kernels.transport import sorted_transport, sorted_transport_derivative, triton_backward
 from khot.kernels.transport.triton_forward import launch_forward
 from tests.kernels.kernel_case import DOUBLE, SINGLE, Inputs, KernelCase, Outputs
 
@@ -52,7 +51,8 @@ def thresholds_and_cotangent(x: Tensor, half: Tensor, grad: Tensor, k: int) -> O
 
 
 def gradient_kernel(x: Tensor, half: Tensor, grad: Tensor, k: int) -> Outputs:
-    return launch_backward(x, half, *thresholds_and_cotangent(x, half, grad, k))
+    given = thresholds_and_cotangent(x, half, grad, k)
+    return triton_backward.sorted_transport_derivative(x, half, *given, True)
 
 
 def gradient_reference(x: Tensor, half: Tensor, grad: Tensor, k: int) -> Outputs:
@@ -65,7 +65,8 @@ def compile_forward(x: Tensor, half: Tensor, _: Tensor, k: int) -> object:
 
 def compile_backward(x: Tensor, half: Tensor, _: Tensor, k: int) -> object:
     t = torch.empty(*x.shape[:-1], k, dtype=DOUBLE)
-    return launch_backward(x, half, t, torch.empty(*x.shape[:-1], k, x.shape[-1], dtype=x.dtype))
+    grad = torch.empty(*x.shape[:-1], k, x.shape[-1], dtype=x.dtype)
+    return triton_backward.sorted_transport_derivative(x, half, t, grad, True)
 
 
 def transports() -> list[KernelCase]:

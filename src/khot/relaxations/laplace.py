@@ -20,7 +20,7 @@ from torch.autograd import Function
 from khot.kernels import order as kernel
 from khot.kernels.operators.autograd import move_batch_first, with_derivatives_of, with_forward_mode
 from khot.kernels.order import Points
-from khot.kernels.order.torch_slices import distances
+from khot.kernels.order.reference import distances
 from khot.kernels.order.torch_sums import FAR
 
 

@@ -20,8 +20,8 @@ from khot._validation import check_enough, check_k, check_scores, check_softness
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
 from khot.kernels.transport import sorted_transport, sorted_transport_derivative
-from khot.kernels.transport.derivative import anchors, centred, derivative
 from khot.kernels.transport.solver import scores_and_plan, solve_dual
+from khot.kernels.transport.torch_backend import anchors, centred, derivative
 
 from .excluded import filled_below, may_have_excluded
 

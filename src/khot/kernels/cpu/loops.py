@@ -2,8 +2,9 @@
 
 A kernel is a serial loop ``kernel(first, last, *arguments)`` over the rows [first, last) that writes into given arrays.
 It is compiled, without the GIL, at its first call for each dtype. :func:`over_rows` runs it over shares of the rows on
-the threads of :mod:`.pool`. As rows are independent, results do not depend on the number of threads. numba's own
-threads are not used: they slow down beside other processes, and a child forked after their first use dies.
+some threads. As rows are independent, results do not depend on the number of threads. numba's own threads are not used:
+they slow down beside other processes, and a child forked after their first use dies. Nor are the OpenMP threads of
+torch: a child forked after their first use could not use torch's threads any more.
 
 Within a kernel, code for one item is in an :func:`inlined` function, which keeps the order of its arithmetic, and code
 for a row in a :func:`per_row` function. A sum over items is :func:`summed`: the compiler chooses the order of its
@@ -12,19 +13,22 @@ infinities or NaN, and none can be called from Python: they have no wrapper for 
 compilation time.
 """
 
+import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import torch
 from numba import njit, types
 from numba.core.compiler_lock import global_compiler_lock
 
 from .cache import kept_on_disk
 from .compilers import ApartCompiler, PartCompiler
-from .pool import run_in_shares
 
 FUSED = {"contract"}  # products and sums are rounded once
 ANY_ORDER = {"contract", "reassoc", "nsz"}
@@ -33,8 +37,8 @@ PART: Any = {"error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapp
 WITH_CALLER: Any = {"pipeline_class": PartCompiler}
 APART: Any = {"pipeline_class": ApartCompiler}
 ITEMS_A_ROW = 2**6  # items that take as long as the fixed work of a row
-ITEMS_A_THREAD = 2**11  # fewer items are done before another thread has seen them
-ITEMS_A_WAKING = 2**14  # fewer items are done before another thread has woken up
+ITEMS_A_THREAD = 2**14  # fewer items are done before another thread has woken up
+SHARES_A_THREAD = 4  # so that a thread that starts late or is slow takes fewer
 
 _names = threading.local()
 
@@ -106,6 +110,17 @@ def kernel(function: Callable[..., int]) -> Callable[..., int]:
     return found
 
 
+def kernel_for_dtype(factory: Callable[[Any], Callable[..., int]]) -> Callable[[torch.Tensor], Callable[..., int]]:
+    """From a function that makes a loop for ``np.float32`` or ``np.float64`` to one from a tensor to the kernel."""
+
+    @functools.cache
+    def kernel_of(real: Any) -> Callable[..., int]:
+        with specialised(real.__name__):
+            return kernel(factory(real))
+
+    return lambda x: kernel_of(np.float64 if x.dtype == torch.float64 else np.float32)
+
+
 def over_rows(kernel: Callable[..., int], rows: int, items: int, *arguments: Any) -> int:
     """``kernel(first, last, *arguments)`` for all rows, in shares on ``torch.get_num_threads()`` threads.
 
@@ -118,17 +133,42 @@ def over_rows(kernel: Callable[..., int], rows: int, items: int, *arguments: Any
     Returns:
         The sum of the kernel's results.
     """
-    work = items + ITEMS_A_ROW * rows
-    threads = min(rows, work // ITEMS_A_THREAD)
+    threads = min(rows, (items + ITEMS_A_ROW * rows) // ITEMS_A_THREAD)
     if threads > 1:
         threads = min(threads, torch.get_num_threads())
-    if threads > 1:
-        total = run_in_shares(kernel, rows, threads, work >= 2 * ITEMS_A_WAKING, arguments)
-        if total is not None:
-            return total
-    return kernel(0, rows, *arguments)
+    if threads <= 1:
+        return kernel(0, rows, *arguments)
+    shares, numbers = min(rows, SHARES_A_THREAD * threads), itertools.count()
+
+    def take_shares() -> int:
+        total = 0
+        while (share := next(numbers)) < shares:
+            total += kernel(rows * share // shares, rows * (share + 1) // shares, *arguments)
+        return total
+
+    helpers = _submitted(take_shares, threads - 1)
+    try:
+        total = take_shares()
+    finally:  # even if the user interrupts: shares in progress need the arguments until they are done
+        wait([helper for helper in helpers if not helper.cancel()])  # nothing is left for those that have not begun
+    return total + sum(helper.result() for helper in helpers if not helper.cancelled())
 
 
+def _submitted(function: Callable[[], int], times: int) -> list[Future[int]]:
+    found = list[Future[int]]()
+    with suppress(RuntimeError):  # which is raised while the interpreter shuts down
+        for _ in range(times):
+            found.append(_executor.submit(function))
+    return found
+
+
+def _start_executor() -> None:
+    global _executor
+    _executor = ThreadPoolExecutor(os.cpu_count(), "khot")  # starts no more threads than are asked for at once
+
+
+_executor: ThreadPoolExecutor
+_start_executor()
 if hasattr(os, "register_at_fork"):
     # A child that is forked while another thread compiles would wait for numba's lock forever.
     os.register_at_fork(
@@ -136,3 +176,4 @@ if hasattr(os, "register_at_fork"):
         after_in_parent=global_compiler_lock.release,
         after_in_child=global_compiler_lock.release,
     )
+    os.register_at_fork(after_in_child=_start_executor)  # a child has none of the threads

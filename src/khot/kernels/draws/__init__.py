@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..registry import Backends, DrawOperator
 from . import reference_brewer, reference_duels, reference_tournament
-from .reference_brewer import draw_by_draw, drawing_ratio
+from .reference_brewer import draw_by_draw
 from .reference_duels import CERTAIN, CROSSING, EMPTY, draw_in_order, kinds
 from .reference_tournament import balance, missing_share, tournament
 
@@ -40,13 +40,11 @@ __all__ = [
     "CERTAIN",
     "CROSSING",
     "EMPTY",
-    "LONGEST_TOURNAMENT",
     "Scores",
     "balance",
     "brewer_draw",
     "draw_by_draw",
     "draw_in_order",
-    "drawing_ratio",
     "kinds",
     "missing_share",
     "ordered_duels_draw",
@@ -55,13 +53,13 @@ __all__ = [
     "tournament",
 ]
 
-LONGEST_TOURNAMENT = 4096  # units; longer rows would take too long to sort
+LONGEST_ON_CHIP = 4096  # units of a row that a program on an accelerator holds
 
 
-def _sorts_soon(probs: Tensor, draws: int) -> str | None:
-    if probs.shape[-1] > LONGEST_TOURNAMENT:
-        return f"sorting a row of more than {LONGEST_TOURNAMENT} units in one program takes too long"
-    return DrawOperator.fills_device(probs, draws)
+def _fits_a_program(probs: Tensor, draws: int) -> str | None:
+    if probs.shape[-1] > LONGEST_ON_CHIP:
+        return f"a program has no room for a row of more than {LONGEST_ON_CHIP} units"
+    return DrawOperator.has_draws(probs, draws)
 
 
 def _counts_in_int32(probs: Tensor, draws: int) -> str | None:
@@ -71,21 +69,12 @@ def _counts_in_int32(probs: Tensor, draws: int) -> str | None:
 
 
 pivotal_draw = DrawOperator("pivotal_draw", reference_tournament.pivotal_draw)
-pivotal_draw.backend("triton", module=".triton_tournament", takes=_sorts_soon)
+pivotal_draw.backend("triton", module=".triton_tournament", takes=_fits_a_program)
 pivotal_draw.backend("numba", module=".numba_tournament", takes=_counts_in_int32)
 
 ordered_duels_draw = DrawOperator("ordered_duels_draw", reference_duels.ordered_duels_draw)
 ordered_duels_draw.backend("triton", module=".triton_duels", takes=DrawOperator.fills_device)
 ordered_duels_draw.backend("numba", module=".numba_duels", takes=DrawOperator.has_draws)
-
-LONGEST_BREWER = 4096  # units of a row that a program on an accelerator holds on chip
-
-
-def _fits_a_program(probs: Tensor, draws: int) -> str | None:
-    if probs.shape[-1] > LONGEST_BREWER:
-        return f"a program holds rows of at most {LONGEST_BREWER} units"
-    return DrawOperator.has_draws(probs, draws)
-
 
 brewer_draw = DrawOperator("brewer_draw", reference_brewer.brewer_draw)
 brewer_draw.backend("triton", module=".triton_brewer", takes=_fits_a_program)

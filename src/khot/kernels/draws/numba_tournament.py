@@ -18,7 +18,9 @@ from ..cpu.random_numbers import empty_draws, random_words, uniform
 
 STEPS = 32  # of work for a unit, approximately
 BITS = 63  # of a random key
-PART = 2**15  # units of the longest row that is sorted as a whole and keeps its random numbers
+# Units of the longest row that is sorted as a whole and keeps its random numbers. A part of a longer row has half as
+# many on average, and this is 100 deviations more.
+PART = 2**15
 TINY = np.finfo(np.float64).tiny
 
 
@@ -99,7 +101,7 @@ def _line_up(key, block, probs, k, unit, p):
 
 
 @inlined
-def _duels(p, unit, half, duels, luck, offset, fate):
+def _duels(p, unit, half, duels, luck, fate):
     """Writes the fates of the units that are decided; those that go on move to the first places."""
     for i in range(duels):
         left, right = p[i], p[i + half]
@@ -107,7 +109,7 @@ def _duels(p, unit, half, duels, luck, offset, fate):
         chosen = excess >= 0
         weight = 1.0 - left if chosen else right
         total = weight + (1.0 - right if chosen else left)
-        right_goes_on = (luck[i + offset] * total < weight) != chosen
+        right_goes_on = (luck[i] * total < weight) != chosen
         decided = unit[i] if right_goes_on else unit[i + half]
         unit[i] = unit[i + half] if right_goes_on else unit[i]
         fate[decided] = chosen
@@ -123,48 +125,32 @@ def _write(fate, x):
 @kernel
 def _tournaments(first, last, probs, k, seed, first_draw, first_row, first_unit, bits, x):
     rows, n = probs.shape
-    block = 1 << bits
-    key, ordered, bound = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(block + 1, np.int32)
-    unit, p, luck, fate = np.empty(n, np.int32), np.empty(n), np.empty(n), np.empty(n, np.bool_)
-    for task in range(first, last):
-        draw, row = task // rows, task % rows
-        _fill(seed[0], first_draw + draw, first_row + row, first_unit, 0, block, key, luck)
-        _sort(key, 0, n, BITS - bits, 0, bound, ordered)
-        _line_up(key, block, probs[row], k[row], unit, p)
-        count, half = n, block // 2
-        while half > 0:
-            _duels(p, unit, half, count - half, luck, half, fate)
-            count, half = half, half // 2
-        fate[unit[0]] = p[0] > 0.5
-        _write(fate, x[task])
-    return 0
-
-
-@kernel
-def _long_tournaments(first, last, probs, k, seed, first_draw, first_row, first_unit, bits, x):
-    rows, n = probs.shape
-    block, parts, buckets = 1 << bits, 2 * (1 << bits) // PART, PART // 2  # PART is 100 deviations above a part's mean
-    part_shift, shift = BITS, BITS - bits
+    is_long, block, shift, part_shift = n > PART, 1 << bits, BITS - bits, BITS
+    parts, buckets = (2 * block // PART, PART // 2) if is_long else (1, block)
     while 1 << (BITS - part_shift) < parts:
         part_shift -= 1
-    part, free, bound = np.empty(parts + 1, np.int32), np.empty(parts + 1, np.int32), np.empty(buckets + 1, np.int32)
-    ordered, luck = np.empty(PART, np.int64), np.empty(PART)
+    part, free, bound = np.zeros(parts + 1, np.int32), np.empty(parts + 1, np.int32), np.empty(buckets + 1, np.int32)
+    ordered, luck = np.empty(min(n, PART), np.int64), np.empty(min(n, PART))
     key, unit, fate = np.empty(n, np.int64), np.empty(n, np.int32), np.empty(n, np.bool_)
-    p = key.view(np.float64)
+    part[parts], p = n, key.view(np.float64)
     for task in range(first, last):
         draw, row = task // rows, task % rows
         for i in range(0, n, PART):
             _fill(seed[0], first_draw + draw, first_row + row, first_unit, i, block, key[i : i + PART], luck)
-        _take_to_parts(key, part_shift, part, free)
+        if is_long:
+            _take_to_parts(key, part_shift, part, free)
         for i in range(parts):
             _sort(key, part[i], part[i + 1], shift, i * buckets, bound, ordered)
         _line_up(key, block, probs[row], k[row], unit, p)
         count, half = n, block // 2
         while half > 0:
-            for i in range(half, count, PART):
-                some = ordered[: min(PART, count - i)]  # keys that are no longer needed
-                _fill(seed[0], first_draw + draw, first_row + row, first_unit, i, block, some, luck)
-                _duels(p[i - half :], unit[i - half :], half, some.shape[0], luck, 0, fate)
+            if is_long:
+                for i in range(half, count, PART):
+                    some = ordered[: min(PART, count - i)]  # keys that are no longer needed
+                    _fill(seed[0], first_draw + draw, first_row + row, first_unit, i, block, some, luck)
+                    _duels(p[i - half :], unit[i - half :], half, some.shape[0], luck, fate)
+            else:
+                _duels(p, unit, half, count - half, luck[half:], fate)
             count, half = half, half // 2
         fate[unit[0]] = p[0] > 0.5
         _write(fate, x[task])
@@ -180,6 +166,5 @@ def pivotal_draw(
     x = empty_draws(rows, (draws * len(rows), n), dtype)
     sizes = k.reshape(-1).contiguous()  # for an expanded design the loop would otherwise be compiled again
     arguments = (v.numpy() for v in (rows, sizes, seed))
-    loop, bits = _tournaments if n <= PART else _long_tournaments, (n - 1).bit_length()
-    over_rows(loop, len(x), STEPS * len(x) * n, *arguments, *first, bits, x.numpy())
+    over_rows(_tournaments, len(x), STEPS * len(x) * n, *arguments, *first, (n - 1).bit_length(), x.numpy())
     return x.view(draws, *batch, n).to(dtype)

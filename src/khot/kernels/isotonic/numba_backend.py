@@ -6,7 +6,6 @@ stack has a smaller mean, the two are merged.
 
 # mypy: disable-error-code="no-untyped-def"
 
-import functools
 import math
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cpu.loops import kernel, over_rows, per_row, specialised
+from ..cpu.loops import kernel_for_dtype, over_rows, per_row
 from ..cpu.maths import Real
 from ..cpu.rows import REALS_AT, doubles_at, longs_at
 from .torch_backend import check_contents
@@ -26,14 +25,13 @@ def isotonic(
     n, rows = s.shape[-1], strength.numel()
     targets, weights, strength = s.contiguous(), w.to(s.dtype).contiguous(), strength.double().contiguous()
     v, blocks = (s.new_empty(s.shape, dtype=dtype) for dtype in (torch.float64, torch.long))
-    loop = _loop(np.float64 if s.dtype == torch.float64 else np.float32)
     inputs, results = ((x.data_ptr() for x in part) for part in ((targets, weights, strength), (v, blocks)))
-    if over_rows(loop, rows, s.numel(), n, *inputs, magnitude, *results) and names:
+    if over_rows(_loop(s), rows, s.numel(), n, *inputs, magnitude, *results) and names:
         check_contents(s, w, names.split(","), strength, magnitude)
     return v, blocks
 
 
-@functools.cache
+@kernel_for_dtype
 def _loop(real: Real) -> Any:
     reals_at, tiny = REALS_AT[real], float(np.finfo(real).tiny)
 
@@ -49,8 +47,7 @@ def _loop(real: Real) -> Any:
             _spread(constants, slopes, count, values[r], numbers[r])
         return odd
 
-    with specialised(real.__name__):
-        return kernel(isotonic)
+    return isotonic
 
 
 @per_row

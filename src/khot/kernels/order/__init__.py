@@ -116,13 +116,13 @@ _on_chip = only_if(
 
 # Whole maps and their first derivatives, each a :class:`RowMap`; other calls are composed of the operators above.
 soft_rank = Backends(__name__, "SOFT_RANK")
-soft_rank.backend("triton", module=".triton_maps", takes=_on_chip)
+soft_rank.backend("triton", module=".triton_rank", takes=_on_chip)
 soft_rank.backend("numba", module=".numba_maps")
 
 soft_sort = Backends(__name__, "SOFT_SORT")
-soft_sort.backend("triton", module=".triton_maps", takes=_on_chip)
+soft_sort.backend("triton", module=".triton_points", takes=_on_chip)
 soft_sort.backend("numba", module=".numba_maps")
 
 soft_permutation = Backends(__name__, "SOFT_PERMUTATION")
-soft_permutation.backend("triton", module=".triton_maps", takes=_on_chip)
+soft_permutation.backend("triton", module=".triton_points", takes=_on_chip)
 soft_permutation.backend("numba", module=".numba_maps")

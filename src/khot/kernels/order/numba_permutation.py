@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cpu.loops import inlined, kernel, per_row, summed
+from ..cpu.loops import inlined, kernel_for_dtype, per_row, summed
 from ..cpu.maths import FLUSHED_EXP, Real
 from ..cpu.rows import REALS_AT, doubles_at, longs_at
 from .numba_points import BETWEEN, find_points, log, offset_of, pull, room_for_points
@@ -81,6 +81,7 @@ def _own_slice(half, inverse, cuts, j):
     return found
 
 
+@kernel_for_dtype
 def permutation_loop(real: Real) -> Any:
     (left_of, right_of), reals_at, exp = scans_for("count", real), REALS_AT[real], FLUSHED_EXP[real]
 
@@ -120,9 +121,10 @@ def permutation_loop(real: Real) -> Any:
             fill_rows(x, places[r], inverse, cuts, weight, ys, r * n)
         return 0
 
-    return kernel(permutation)
+    return permutation
 
 
+@kernel_for_dtype
 def permutation_derivative_loop(real: Real) -> Any:
     reals_at, exp = REALS_AT[real], FLUSHED_EXP[real]
     (ones_of_left, ones_of_right), (sum_left, sum_right) = scans_for("count", real), scans_for("whole", real)
@@ -172,4 +174,4 @@ def permutation_derivative_loop(real: Real) -> Any:
                 doubles_at(grad_scale, 1, last)[0, r] = 0.5 * inverse * stretch(x, inverse, of_items)
         return 0
 
-    return kernel(permutation_derivative)
+    return permutation_derivative

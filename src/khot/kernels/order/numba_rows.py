@@ -1,8 +1,8 @@
 """Soft ranks and sorted values of rows, and their derivatives, as loops of numba.
 
-All take the addresses of sorted rows and, except for ``sort``, of the positions that they came from; the address of the
-scales, or 0 and one scale; then the address of the result, or those of dL/d result, dL/dx and dL/dscale, which is 0 if
-it is not wanted.
+All take the addresses of sorted rows and of the positions that they came from, which ``sort`` ignores; the address of
+the scales, or 0 and one scale; then the address of the result, or those of dL/d result, dL/dx and dL/dscale, which is 0
+if it is not wanted.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ..cpu.loops import kernel, per_row
+from ..cpu.loops import kernel_for_dtype, per_row
 from ..cpu.maths import Real
 from ..cpu.rows import REALS_AT, doubles_at, longs_at
 from .numba_points import FOLLOWING, find_points, offset_of, pull, room_for_points
 from .numba_scans import STRETCH, inverse_scale, scans_for, stretch
 
 
+@kernel_for_dtype
 def rank_loop(real: Real) -> Any:
     (left, right), reals_at = scans_for("rank", real), REALS_AT[real]
 
@@ -32,9 +33,10 @@ def rank_loop(real: Real) -> Any:
                 y[place[i]] = (i + 1) + excess[i]
         return 0
 
-    return kernel(rank)
+    return rank
 
 
+@kernel_for_dtype
 def rank_derivative_loop(real: Real) -> Any:
     (left, right), reals_at = scans_for("pull", real), REALS_AT[real]
 
@@ -55,9 +57,10 @@ def rank_derivative_loop(real: Real) -> Any:
                 doubles_at(grad_scale, 1, last)[0, r] = factor * stretch(x, inverse, flow)
         return 0
 
-    return kernel(rank_derivative)
+    return rank_derivative
 
 
+@kernel_for_dtype
 def sort_loop(real: Real) -> Any:
     (sums_of_left, sums_of_right), reals_at = scans_for("count", real), REALS_AT[real]
 
@@ -69,7 +72,7 @@ def sort_loop(real: Real) -> Any:
         for i in range(y.shape[0]):
             y[i] = 2 * (anchor[i] + offset_of(excess[i], left[i], right[i], product[i]) / inverse)
 
-    def sort(first, last, n, values, scale, one_scale, result):
+    def sort(first, last, n, values, order, scale, one_scale, result):
         xs, ys = reals_at(values, last, n), reals_at(result, last, n)
         decay, left, right, points = np.empty(STRETCH), np.empty(n), np.empty(n), room_for_points()
         for r in range(first, last):
@@ -82,9 +85,10 @@ def sort_loop(real: Real) -> Any:
                 place(x, points, inverse, y[start:stop])
         return 0
 
-    return kernel(sort)
+    return sort
 
 
+@kernel_for_dtype
 def sort_derivative_loop(real: Real) -> Any:
     reals_at = REALS_AT[real]
     (ones_of_left, ones_of_right), (sum_left, sum_right) = scans_for("count", real), scans_for("whole", real)
@@ -110,4 +114,4 @@ def sort_derivative_loop(real: Real) -> Any:
                 doubles_at(grad_scale, 1, last)[0, r] = lever + stretch(x, inverse, left)
         return 0
 
-    return kernel(sort_derivative)
+    return sort_derivative

@@ -8,7 +8,7 @@ items, and everything before enters through one decay across the whole stretch.
 # mypy: disable-error-code="no-untyped-def"
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,16 +22,12 @@ STRETCH = 128
 Compiled = Any  # a function that numba has compiled
 
 
-class Scans(NamedTuple):
-    """``(x, w, inverse, decay, out)``: sums over the left, or over the right, of each item of a row, in ``out``."""
-
-    left: Compiled
-    right: Compiled
-
-
 @functools.cache
-def scans_for(kind: str, real: Real) -> Scans:
-    """The scans of a kind, a key of ``KINDS``, for values of this dtype."""
+def scans_for(kind: str, real: Real) -> tuple[Compiled, Compiled]:
+    """Sums over the left, and over the right, of each item of a row, of a kind, a key of ``KINDS``.
+
+    Both are functions ``(x, w, inverse, decay, out)``, for values of this dtype.
+    """
     with specialised(real.__name__):
         fill_decays, decay_across = _decays_of(real)
     with specialised(f"{kind} {real.__name__}"):
@@ -104,7 +100,7 @@ KINDS = {
 }
 
 
-def _scans(fill_decays: Compiled, decay_across: Compiled, value: Compiled, join: Compiled) -> Scans:
+def _scans(fill_decays: Compiled, decay_across: Compiled, value: Compiled, join: Compiled) -> tuple[Compiled, Compiled]:
     @per_row
     def left(x, w, inverse, decay, out):
         n, ones_before, weights_before = x.shape[0], 1.0, np.float64(w[0])  # up to the item before the stretch
@@ -148,7 +144,7 @@ def _scans(fill_decays: Compiled, decay_across: Compiled, value: Compiled, join:
             weights_after = weights + across * weights_after
             stop = start
 
-    return Scans(left, right)
+    return left, right
 
 
 @per_row

@@ -64,7 +64,8 @@ def soft_count_inverse(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, T
     return low - z.gather(-1, anchor), anchor, below
 
 
-def _distances(values: Tensor, scale: Tensor, cuts: Tensor, offset: Tensor) -> Tensor:
+def distances(values: Tensor, scale: Tensor, cuts: Tensor, offset: Tensor) -> Tensor:
+    """t_j - z_i (..., items, cuts)."""
     return (cuts.unsqueeze(-2) - values.unsqueeze(-1)) / scale.unsqueeze(-1) + offset.unsqueeze(-2)
 
 
@@ -82,7 +83,7 @@ def slice_weights(
         below: How many items lie at or below each cut.
         dtype: Dtype of the result.
     """
-    share = laplace(_distances(values, scale, cuts, offset))
+    share = laplace(distances(values, scale, cuts, offset))
     first, last = torch.zeros_like(share[..., :1]), torch.ones_like(share[..., :1])
     if share.shape[-1] == 0:  # one item
         first, last = (v.new_full((*share.shape[:-1], 1), i) for i, v in enumerate((share, share)))
@@ -94,7 +95,7 @@ def slice_weights_derivative(
     values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
     """dL/dz and dL/dt in float64 from dL/dP; the rows of ``grad`` are ordered as those of P."""
-    density = 0.5 * (-_distances(values, scale, cuts, offset).abs()).exp()
+    density = 0.5 * (-distances(values, scale, cuts, offset).abs()).exp()
     rows = grad.double().gather(-2, order.unsqueeze(-1).expand_as(grad))
     flow = (rows[..., :-1] - rows[..., 1:]) * density
     return -flow.sum(-1), flow.sum(-2)

@@ -19,13 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .reference import distances
+
 # Half the distance beyond which an exponential counts as 0, although the square of its root is a normal number.
 _FARTHEST_HALF = {torch.float32: 60.0, torch.float64: 600.0}
-
-
-def distances(values: Tensor, scale: Tensor, cuts: Tensor, offset: Tensor) -> Tensor:
-    """t_j - z_i (..., items, cuts)."""
-    return (cuts.unsqueeze(-2) - values.unsqueeze(-1)) / scale.unsqueeze(-1) + offset.unsqueeze(-2)
 
 
 def slice_weights(
@@ -33,7 +30,7 @@ def slice_weights(
 ) -> Tensor:
     if values.numel() == 0:
         return values.new_empty((*values.shape, values.shape[-1]), dtype=dtype)
-    arithmetic = _arithmetic(dtype)
+    arithmetic = torch.promote_types(dtype, torch.float32)
     width = torch.full_like(values, torch.inf)
     width[..., 1:-1] = (cuts[..., 1:] - cuts[..., :-1]) / scale + (offset[..., 1:] - offset[..., :-1])
     distance = distances(_place(values, order), scale, cuts, offset).to(arithmetic)
@@ -77,11 +74,7 @@ def slice_weights_derivative(
 ) -> tuple[Tensor, Tensor]:
     if values.numel() == 0:
         return torch.zeros_like(values), torch.zeros_like(offset)
-    grad = grad.to(_arithmetic(grad.dtype))
+    grad = grad.to(torch.promote_types(grad.dtype, torch.float32))
     density = 0.5 * _decay(distances(_place(values, order), scale, cuts, offset).to(grad.dtype).abs())
     flow = (grad[..., :-1] - grad[..., 1:]) * density  # (..., n, n - 1)
     return -flow.sum(-1).double().gather(-1, order), flow.sum(-2).double()
-
-
-def _arithmetic(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -19,8 +19,10 @@ from torch import Tensor
 
 from ..gpu.plans import DOUBLE, Table
 from ..gpu.tools import on_device, per_row, row_numbers
+from . import RowMap
 from .triton_rows import FAR, contiguous_rows, coordinates, counted_items, row_results, scan_options
 from .triton_scans import compose, to_double, to_dtype
+from .triton_slices import slice_weights, slice_weights_derivative
 
 POINTS: Table = {torch.float64: DOUBLE[:-1]}
 BEYOND = tl.constexpr(2**30)  # more than there are points
@@ -164,7 +166,7 @@ def _points_bwd(
     tl.store(grad_scale_ptr + row, grad_scale)
 
 
-def launch_points(values: Tensor, scale: Tensor, between: bool) -> tuple[Tensor, Tensor]:
+def _points(values: Tensor, scale: Tensor, between: bool) -> tuple[Tensor, Tensor]:
     """The points like ``values``, and nothing; for points between the items, the offsets and half of their items."""
     (rows,), n = contiguous_rows(values), values.shape[-1]
     points, dtype = (n - 1, torch.float64) if between else (n, values.dtype)
@@ -179,7 +181,7 @@ def launch_points(values: Tensor, scale: Tensor, between: bool) -> tuple[Tensor,
     return t.reshape(*batch, points), cuts.reshape(*batch, cuts.shape[-1])
 
 
-def launch_points_derivative(
+def _points_derivative(
     values: Tensor, order: Tensor, scale: Tensor, grad_t: Tensor, grad_z: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """dL/dx and dL/dscale from dL/dt; if the points lie between the items, also from dL/dz in float64."""
@@ -194,3 +196,31 @@ def launch_points_derivative(
             BETWEEN=between, **scan_options(rows, numbers),
         )  # fmt: skip
     return grad_x.reshape(values.shape), grad_scale.reshape(values.shape[:-1])
+
+
+def _soft_sort(values: Tensor, order: Tensor, scale: Tensor) -> tuple[Tensor]:
+    return _points(values, scale, False)[:1]
+
+
+def _sort_derivative(
+    values: Tensor, order: Tensor, scale: Tensor, grad: Tensor, with_scale: bool
+) -> tuple[Tensor, Tensor]:
+    return _points_derivative(values, order, scale, grad, None)
+
+
+def _soft_permutation(values: Tensor, order: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    offset, cuts = _points(values, scale, True)
+    half, column = 0.5 * values.double(), 0.5 * scale.unsqueeze(-1)
+    return slice_weights(half, column, order, cuts, offset, None, values.dtype), cuts, offset
+
+
+def _permutation_derivative(
+    values: Tensor, order: Tensor, scale: Tensor, grad: Tensor, with_scale: bool, cuts: Tensor, offset: Tensor
+) -> tuple[Tensor, Tensor]:
+    half, column = 0.5 * values.double(), 0.5 * scale.unsqueeze(-1)
+    grad_z, grad_t = slice_weights_derivative(half, column, order, cuts, offset, grad)
+    return _points_derivative(values, order, scale, grad_t, grad_z)
+
+
+SOFT_SORT = RowMap(_soft_sort, _sort_derivative)
+SOFT_PERMUTATION = RowMap(_soft_permutation, _permutation_derivative)

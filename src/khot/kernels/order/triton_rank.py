@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..gpu.plans import Table
 from ..gpu.tools import on_device, per_row, row_numbers
+from . import RowMap
 from .triton_rows import contiguous_rows, coordinates, counted_items, items, row_results, scan_options
 from .triton_scans import compose_two, to_double, to_dtype
 
@@ -63,22 +64,23 @@ def _rank_bwd(
     tl.store(grad_scale_ptr + row, -tl.sum(tl.where(there, grad_z * z, 0.0), 0) / scale)
 
 
-def launch_rank(values: Tensor, order: Tensor, scale: Tensor) -> Tensor:
-    """Soft ranks, in the original order of the sorted ``values`` (..., n), for the scale in float64 (...)."""
+def _soft_rank(values: Tensor, order: Tensor, scale: Tensor) -> tuple[Tensor]:
     rows, places = contiguous_rows(values, order)
     rank, numbers = torch.empty_like(rows), row_numbers(scale, values.device)
     with on_device(values):
         _rank_fwd[(len(rows),)](
             rows, places, rank, *numbers.arguments(rows), rows.shape[1], **scan_options(rows, numbers)
         )
-    return rank.reshape(values.shape)
+    return (rank.reshape(values.shape),)
 
 
-def launch_rank_derivative(values: Tensor, order: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """dL/dx like x, and dL/dscale in float64 of the batch shape."""
+def _derivative(values: Tensor, order: Tensor, scale: Tensor, grad: Tensor, with_scale: bool) -> tuple[Tensor, Tensor]:
     rows, places, g = contiguous_rows(values, order, grad)
     grad_x, grad_scale, numbers = torch.empty_like(rows), row_results(rows), row_numbers(scale, values.device)
     options = scan_options(rows, numbers, RANK_BACKWARD)
     with on_device(values):
         _rank_bwd[(len(rows),)](rows, places, g, grad_x, grad_scale, *numbers.arguments(rows), rows.shape[1], **options)
     return grad_x.reshape(values.shape), grad_scale.reshape(values.shape[:-1])
+
+
+SOFT_RANK = RowMap(_soft_rank, _derivative)

@@ -147,8 +147,7 @@ def _decayed_sums(
     tl.store(after_ptr + row * n + cols, after, mask=cols < n)
 
 
-def launch_decayed_sums(gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums over the left and the right of each item, from the gap to its left neighbour (..., n), n at least 1."""
+def decayed_sums(z: Tensor | None, gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     rows, left, right = (rows_of(v).contiguous() for v in (gap, left, right))
     before, after = torch.empty_like(rows), torch.empty_like(rows)
     n, how = rows.shape[1], plan(len(rows), rows.shape[1], torch.float64, SCANS)
@@ -169,7 +168,3 @@ def _launch_tiles(gap: Tensor, left: Tensor, right: Tensor, before: Tensor, afte
     _tile_totals[(rows * tiles,)](gap, left, right, totals, n, tiles, **options)
     _tile_carries[(rows,)](totals, carries, tiles, BLOCK=CARRIES, num_warps=how.warps)
     _decayed_sums[(rows * tiles,)](gap, left, right, before, after, carries, n, tiles, HAS_CARRIES=True, **options)
-
-
-def decayed_sums(z: Tensor, gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    return launch_decayed_sums(gap, left, right)

@@ -110,10 +110,9 @@ def _tiles(n: int, rows: int) -> tuple[int, int, int]:
     return columns, triton.cdiv(n, rows), triton.cdiv(n, columns)
 
 
-def launch_slice_weights(
-    values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, dtype: torch.dtype
+def slice_weights(
+    values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, below: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """P (..., n, n) in ``dtype``; the arguments are those of :func:`khot.kernels.order.slice_weights`."""
     n = values.shape[-1]
     rows, places = (rows_of(v).contiguous() for v in (values, order))
     p = torch.empty(len(rows), n, n, dtype=dtype, device=values.device)
@@ -128,10 +127,9 @@ def launch_slice_weights(
     return p.reshape(*values.shape, n)
 
 
-def launch_slice_weights_derivative(
+def slice_weights_derivative(
     values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """dL/dz (..., n) and dL/dt (..., n - 1) in float64, in sorted order."""
     n = values.shape[-1]
     rows, places = (rows_of(v).contiguous() for v in (values, order))
     kind, triton_kind = arithmetic(grad)
@@ -147,15 +145,3 @@ def launch_slice_weights_derivative(
         )  # fmt: skip
     grad_z, grad_t = grad_z.sum(1, dtype=torch.float64), grad_t[..., : n - 1].sum(1, dtype=torch.float64)
     return grad_z.reshape(values.shape), grad_t.reshape(offset.shape)
-
-
-def slice_weights(
-    values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, below: Tensor, dtype: torch.dtype
-) -> Tensor:
-    return launch_slice_weights(values, scale, order, cuts, offset, dtype)
-
-
-def slice_weights_derivative(
-    values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor]:
-    return launch_slice_weights_derivative(values, scale, order, cuts, offset, grad)

@@ -2,7 +2,6 @@
 
 # mypy: disable-error-code="no-untyped-def"
 
-import functools
 import math
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cpu.loops import inlined, kernel, over_rows, per_row, specialised, summed
+from ..cpu.loops import inlined, kernel_for_dtype, over_rows, per_row, summed
 from ..cpu.maths import Real
 from ..cpu.rows import REALS_AT, bytes_at, longs_at, smaller
 from ..exact.rows import compute_dtype
@@ -24,14 +23,13 @@ SHORT = 8  # entries of rows in which all pairs are compared
 def topk_mask(x: Tensor, k: Tensor, check: bool) -> Tensor:
     items, n, sizes = x.to(compute_dtype(x)).contiguous(), x.shape[-1], k.reshape(-1)
     y, rows = torch.empty_like(items), items.numel() // n
-    loop = _loop(np.float64 if items.dtype == torch.float64 else np.float32)
     arguments = items.data_ptr(), sizes.data_ptr(), sizes.stride(0), y.data_ptr()
-    if over_rows(loop, rows, rows * n, n, *arguments) and check:
+    if over_rows(_loop(items), rows, rows * n, n, *arguments) and check:
         check_ranked(x, k)
     return y.to(x.dtype)
 
 
-@functools.cache
+@kernel_for_dtype
 def _loop(real: Real) -> Any:
     reals_at = REALS_AT[real]
 
@@ -50,18 +48,16 @@ def _loop(real: Real) -> Any:
                 guesses = t - move, t, t + move
         return wrong
 
-    with specialised(real.__name__):
-        return kernel(rows)
+    return rows
 
 
 def keep_largest(x: Tensor, k: Tensor, by_magnitude: bool, otherwise: float) -> tuple[Tensor, Tensor, Tensor]:
     items, n, sizes = x.to(compute_dtype(x)).contiguous(), x.shape[-1], k.reshape(-1)
     y, kept = torch.empty_like(items), torch.empty_like(items, dtype=torch.bool)
     smallest, rows = items.new_empty(x.shape[:-1]), items.numel() // n
-    loop = _keeping_loop(np.float64 if items.dtype == torch.float64 else np.float32)
     results = y.data_ptr(), kept.data_ptr(), smallest.data_ptr()
     given, how = (items.data_ptr(), sizes.data_ptr(), sizes.stride(0)), (by_magnitude, float(otherwise))
-    over_rows(loop, rows, rows * n, n, *given, *results, how)
+    over_rows(_keeping_loop(items), rows, rows * n, n, *given, *results, how)
     return y.to(x.dtype), kept, smallest.to(x.dtype)
 
 
@@ -139,7 +135,7 @@ def _exclude(scores, kept):
     return found
 
 
-@functools.cache
+@kernel_for_dtype
 def _keeping_loop(real: Real) -> Any:
     reals_at = REALS_AT[real]
 
@@ -177,5 +173,4 @@ def _keeping_loop(real: Real) -> Any:
             least[r] = np.nan if is_wrong else _smallest_positive(scores, marks[r])
         return 0
 
-    with specialised(real.__name__):
-        return kernel(rows)
+    return rows

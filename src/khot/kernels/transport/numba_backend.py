@@ -1,15 +1,13 @@
 """Sorted transport on a CPU, row by row, for few places; rows that the loops do not solve go to the torch backend."""
 
-import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..cpu.loops import over_rows, specialised
-from ..cpu.maths import Real
+from ..cpu.loops import over_rows
 from ..exact.rows import compute_dtype
 from . import torch_backend
 from .numba_backward import derivative_loop
@@ -25,7 +23,7 @@ def sorted_transport(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int,
     y, t = items.new_empty(rows, k, n), halves.new_empty(rows, count - 1)
     left = halves.new_empty(rows, dtype=torch.bool)
     addresses = _addresses(items, halves, y, t, left)
-    if over_rows(_loops(items).forward, rows, rows * n * count, addresses, n, k, count, tol, max_iter):
+    if over_rows(forward_loop(items), rows, rows * n * count, addresses, n, k, count, tol, max_iter):
         if check:  # for all rows, because errors contain row numbers
             check_contents(items, 2 * halves)
         y[left], t[left] = torch_backend.sorted_transport(items[left], halves[left], k, tol, max_iter, False)
@@ -43,28 +41,10 @@ def sorted_transport_derivative(
     left = halves.new_empty(rows, dtype=torch.bool)
     of_half = grad_half if with_half else None
     addresses = _addresses(items, halves, thresholds, cotangents, grad_x, of_half, left)
-    if over_rows(_loops(items).derivative, rows, rows * n * count, addresses, n, k, count):
+    if over_rows(derivative_loop(items), rows, rows * n * count, addresses, n, k, count):
         some = items[left], halves[left], thresholds[left], cotangents.view(rows, k, n)[left]
         grad_x[left], grad_half[left] = torch_backend.sorted_transport_derivative(*some, with_half)
     return grad_x.view(x.shape).to(x.dtype), grad_half.view(batch)
-
-
-class Loops(NamedTuple):
-    """Kernels, see :func:`khot.kernels.cpu.loops.kernel`; their first argument has the addresses of tensors."""
-
-    forward: Any
-    derivative: Any
-
-
-@functools.cache
-def loops_of(real: Real) -> Loops:
-    """The loops for scores of this dtype."""
-    with specialised(real.__name__):
-        return Loops(forward_loop(real), derivative_loop(real))
-
-
-def _loops(items: Tensor) -> Loops:
-    return loops_of(np.float64 if items.dtype == torch.float64 else np.float32)
 
 
 def _addresses(*tensors: Tensor | None) -> Any:

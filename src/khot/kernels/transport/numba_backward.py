@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cpu.loops import kernel, per_row, summed
+from ..cpu.loops import kernel_for_dtype, per_row, summed
 from ..cpu.maths import Real
 from ..cpu.rows import REALS_AT, bytes_at, doubles_at, total_of
 from .numba_forward import NARROWEST, WIDEST, copy_row
@@ -133,6 +133,7 @@ def _gradient(row, t, half, g, first, room, shift, out):
     return -lever / half
 
 
+@kernel_for_dtype
 def derivative_loop(real: Real) -> Any:
     reals_at = REALS_AT[real]
 
@@ -165,4 +166,4 @@ def derivative_loop(real: Real) -> Any:
             count += not done
         return count
 
-    return kernel(derivative)
+    return derivative

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cpu.loops import kernel, per_row
+from ..cpu.loops import kernel_for_dtype, per_row
 from ..cpu.maths import Real
 from ..cpu.rows import REALS_AT, bytes_at, dot, doubles_at
 from .numba_plan import BLOCK, EPS, Sums, add_up, clear, factorise, fill, fill_plan, solve
@@ -107,6 +107,7 @@ def copy_row(source, target):
     return finite
 
 
+@kernel_for_dtype
 def forward_loop(real: Real) -> Any:
     reals_at = REALS_AT[real]
 
@@ -133,4 +134,4 @@ def forward_loop(real: Real) -> Any:
             count += not done
         return count
 
-    return kernel(sorted_transport)
+    return sorted_transport

@@ -88,8 +88,9 @@ def _sorted_transport_bwd(
     tl.store(grad_scale_ptr + row, -tl.sum(lever, 0).to(tl.float64) / scale)
 
 
-def launch_backward(x: Tensor, half: Tensor, t: Tensor, grad_y: Tensor) -> tuple[Tensor, Tensor]:
-    """dL/dx like x (..., n), and dL/dhalf in float64 of the batch shape, from dL/dy = ``grad_y`` (..., k, n)."""
+def sorted_transport_derivative(
+    x: Tensor, half: Tensor, t: Tensor, grad_y: Tensor, with_half: bool
+) -> tuple[Tensor, Tensor]:
     k, n = grad_y.shape[-2:]
     rows, grad, (_, dtype) = rows_of(x).contiguous(), grad_y.reshape(-1, k, n), arithmetic(x)
     row, place, item = grad.stride()
@@ -106,9 +107,3 @@ def launch_backward(x: Tensor, half: Tensor, t: Tensor, grad_y: Tensor) -> tuple
             num_warps=how.warps, num_stages=1,
         )  # fmt: skip
     return grad_x.reshape(x.shape), grad_half.reshape(x.shape[:-1])
-
-
-def sorted_transport_derivative(
-    x: Tensor, half: Tensor, t: Tensor, grad_y: Tensor, with_half: bool
-) -> tuple[Tensor, Tensor]:
-    return launch_backward(x, half, t, grad_y)
