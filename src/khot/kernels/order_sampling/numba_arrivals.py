@@ -55,10 +55,8 @@ class Space(NamedTuple):
 
 @inlined
 def space_for(n):
-    return Space(
-        np.empty(n), np.empty(n), np.empty(n), np.empty(n),
-        np.empty(MOST_NODES), np.empty(MOST_NODES), np.empty((6, MOST_NODES)), np.empty((8, MOST_ANGLES)),
-    )  # fmt: skip
+    units, nodes = np.empty((4, n)), np.empty((8, MOST_NODES))
+    return Space(units[0], units[1], units[2], units[3], nodes[6], nodes[7], nodes[:6], np.empty((8, MOST_ANGLES)))
 
 
 class Row(NamedTuple):
@@ -73,7 +71,7 @@ def _range_of(noise):
     """The search for the range of the integral, by a bound of P(N = k)."""
     fates = noise.fates
 
-    @inlined
+    @inlined_sum  # not for the sum, but for the promise that no arrays overlap
     def add(w, up, mean, variance, rate, certain):
         for i in range(up.shape[0]):
             came, missing, f = fates(w * up[i])
@@ -93,7 +91,7 @@ def _range_of(noise):
         for i in range(points.shape[0]):
             came = max(mean[i], TINY)
             away, rest = abs(came - k), max(n - came, TINY)
-            bernstein = away * away / (2.0 * variance[i] + away / 1.5)
+            bernstein = away * away / (2.0 * variance[i] + away / 1.5 + TINY)
             ones = k * math.log(k / came) - k + came
             zeros = (n - k) * math.log((n - k) / rest) - (n - k) + rest
             values[i] = -max(bernstein, ones, zeros) if certain[i] <= k else -np.inf
@@ -104,8 +102,8 @@ def _range_of(noise):
     def with_curvature(row, low, high, depth, points, values):
         low, high, _, peak = find_range(row, low, high, depth, points, values)
         curvature, variance, rate = 0.0, row.of_nodes[1], row.of_nodes[3]
-        for i in range(GRID):  # that of a normal density with the moments of N: the bound has kinks
-            if low <= points[i] <= high:
+        for i in range(GRID):  # that of a normal density with the moments of N, near the peak: the bound has kinks
+            if values[i] > depth / 2:
                 curvature = max(curvature, rate[i] * rate[i] / max(variance[i], TINY))
         return low, high, curvature, peak
 
@@ -154,12 +152,15 @@ def walk(space, n, k, turns, mean, variance, depth):
 
 
 @inlined_sum
-def _sum_without(rarer, usual, z, law):
-    total = 0.0
-    for i in range(z.real.shape[0]):
-        a, b = usual + rarer * z.real[i], rarer * z.imaginary[i]
-        total += (law.real[i] * a + law.imaginary[i] * b) / (a * a + b * b)
-    return total
+def _sums_without(rarer, usual, i, j, z, law):
+    """The sums of T / phi of two units; a loop for one is so small that a compiler unrolls it for many more angles."""
+    first = second = 0.0
+    r, u, v, w = rarer[i], usual[i], rarer[j], usual[j]
+    for at in range(z.real.shape[0]):
+        a, b, c, d = u + r * z.real[at], r * z.imaginary[at], w + v * z.real[at], v * z.imaginary[at]
+        first += (law.real[at] * a + law.imaginary[at] * b) / (a * a + b * b)
+        second += (law.real[at] * c + law.imaginary[at] * d) / (c * c + d * d)
+    return first, second
 
 
 @inlined
@@ -167,8 +168,10 @@ def fill_fewer(space, n, k, mean, variance, depth):
     """Writes the u: without unit i, k - 1 units have arrived, or n - k are missing."""
     rarer, usual = rarer_fates(space, n, k)
     points, z, law = walk(space, n, k, k - n if 2 * k > n else 1 - k, mean, variance, depth)
-    for i in range(n):
-        space.fewer[i] = _sum_without(rarer[i], usual[i], z, law) / points
+    for i in range(0, n, 2):
+        j = min(i + 1, n - 1)
+        first, second = _sums_without(rarer, usual, i, j, z, law)
+        space.fewer[i], space.fewer[j] = first / points, second / points
 
 
 @inlined
