@@ -266,7 +266,7 @@ def test_loops_and_torch_agree(noise, depth):
     theta = torch.cat([scale * random_positions(1, 9) for scale in (1.0, 3.0, 40.0, 500.0)])
     theta[1, 2], theta[1, 5] = math.inf, -math.inf
     theta.requires_grad_()
-    k, vector = torch.tensor([3, 4, 3, 5]), random_positions(9)
+    k, vector = torch.tensor([3, 4, 3, 3]), random_positions(9)
     first = k_hot(9, 3)[[5, 70]].repeat(2, 1)
     value = torch.stack((theta.argsort(-1).argsort(-1) >= 9 - k[:, None], first, first.flip(-1))).to(theta.dtype)
     found = kernel.inclusion_probabilities(noise, theta, k, depth), kernel.log_prob(noise, theta, k, value, depth)
@@ -282,3 +282,25 @@ def test_loops_and_torch_agree(noise, depth):
         torch.autograd.grad((p * vector).sum() + y[y.isfinite()].sum(), theta)[0] for p, y in (found, expected)
     ]
     torch.testing.assert_close(*gradients, rtol=tolerance, atol=10 * tolerance)
+
+
+@every_noise
+@pytest.mark.parametrize("mask", [-100.0, -1e3, -1e9, -1e30])
+def test_masked_rows_stay_in_the_loops(noise, mask, cpu_backend, monkeypatch):
+    """Units that are masked by a large number, and others that are certain, cost no more than infinite positions."""
+    theta = random_positions(5, 20)
+    is_masked, is_sure = theta < -0.5, theta > 1.5
+    limits = theta.masked_fill(is_masked, -math.inf).masked_fill(is_sure, math.inf)
+    theta = theta.masked_fill(is_masked, mask).masked_fill(is_sure, -mask).requires_grad_()
+    k = is_sure.sum(-1) + 2
+    value = (limits.argsort(-1).argsort(-1) >= 20 - k[:, None]).double()
+    expected = kernel._log_prob_in_torch(limits, k, value, noise.name), kernel._inclusion_in_torch(limits, k, noise.name)
+    if cpu_backend == "numba":
+        for name in ("_log_prob_in_torch", "_inclusion_in_torch"):
+            monkeypatch.setattr(kernel, name, lambda *_, **__: pytest.fail("a row has left the loop"))
+    found = kernel.log_prob(noise, theta, k, value), kernel.inclusion_probabilities(noise, theta, k)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    (gradient,) = torch.autograd.grad(found[0].sum() + (found[1] * random_positions(20)).sum(), theta)
+    assert gradient.isfinite().all()
+    if mask < -150:
+        assert (gradient[is_masked | is_sure] == 0).all() and (gradient[~is_masked & ~is_sure] != 0).all()

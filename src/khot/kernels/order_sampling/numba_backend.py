@@ -20,10 +20,11 @@ from ..cpu.maths import EXP
 from . import Integrals, numba_log_prob
 from .numba_arrivals import Row, of_rows_by_nodes, space_for
 from .numba_noises import NOISES
-from .numba_range import MARGIN, WIDEST, gather, nodes_of
+from .numba_range import MARGIN, WIDEST, gather, leave_out_certain, nodes_of
 from .numba_same_design import of_rows_with_one_design
 
 exp = EXP[np.float64]
+FAR = 0.5 * WIDEST  # of its exponential a probability does not depend to double precision
 STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_ARRIVALS = 50, 50, 1000  # of work for a unit, approximately
 
 
@@ -40,15 +41,35 @@ def _contradicts(theta, value, count, k):
     return False
 
 
+@inlined
+def _gather_set(finite, value, places, count, drawn):
+    """Marks the units of the set; returns how many units remain, and how many of these are of the set.
+
+    The set is drawn if the last of its units arrives before the first of the others. Where a unit of the set is
+    ``FAR`` above all others, or another is ``FAR`` below all of the set, it makes no difference and is left out.
+    """
+    last, best = np.inf, -np.inf
+    for i in range(count):
+        if value[places[i]]:
+            last = min(last, finite[i])
+        else:
+            best = max(best, finite[i])
+    rest, members = 0, 0
+    for i in range(count):
+        is_member = value[places[i]]
+        if (finite[i] < best + FAR) if is_member else (finite[i] > last - FAR):
+            places[rest], finite[rest], drawn[rest] = places[i], finite[i], is_member
+            rest += 1
+            members += is_member
+    return rest, members
+
+
 def _log_prob_loop(log_prob):
     """The loop for a noise."""
 
     @inlined
     def of_open(finite, value, places, count, depth, with_slopes, slope, drawn, room, slopes):
-        members = 0
-        for i in range(count):
-            drawn[i] = value[places[i]]
-            members += drawn[i]
+        count, members = _gather_set(finite, value, places, count, drawn)
         if not 0 < members < count:
             return 0.0
         found = log_prob(finite[:count], drawn[:count], depth, with_slopes, slope, room)
@@ -140,6 +161,7 @@ def _inclusion_loop(find_range, nodes_of_row, inclusion):
             count, size = gather(theta[r], k[r], places, finite)
             for i in range(n):
                 result[r, i] = 1.0 if theta[r, i] > 0 and size >= 0 else 0.0 if size >= 0 else np.nan
+            count, size = leave_out_certain(finite, places, count, size, result[r])
             if not 0 < size < count:
                 for j in range(count):
                     result[r, places[j]] = 1.0 if size > 0 else 0.0
@@ -166,6 +188,7 @@ def _product_loop(nodes_of_row, product):
         found, g, room = np.empty(n), np.empty(n), space_for(n)
         for r in range(first, last):
             count, size = gather(theta[r], k[r], places, finite)
+            count, size = leave_out_certain(finite, places, count, size, result[r])
             result[r, :] = 0.0
             if np.isnan(when[r, 0]) or not 0 < size < count:
                 continue

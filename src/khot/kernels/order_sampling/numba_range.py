@@ -24,6 +24,7 @@ MOST_NODES = 4096 + 72  # rows that begin at equal offsets of a page cause false
 MARGIN = 60.0  # beyond this distance from all positions the integrand vanishes
 RATES = 3.0  # contribution of the rates of arrival to the curvature of a logarithm
 WIDEST = 300.0  # distance of positions for which products of two exponentials are finite
+SETTLED = 745.0  # distance from which on an exponential is 0
 ROOM = 600.0  # logarithm of a product of doubles
 
 
@@ -40,6 +41,28 @@ def gather(theta, k, places, finite):
         elif theta[i] != -np.inf:
             return 0, -1
     return count, k
+
+
+@inlined
+def leave_out_certain(finite, places, count, k, result):
+    """Leaves out units that are certainly among the k, or certainly not, and writes which.
+
+    A unit stays out if all of the k largest arrive before it, and is drawn if all but these arrive after it. A unit
+    ``SETTLED`` below the k-th largest, or above the next, does so with a probability that differs from 1 by 0. The
+    distances of the others can still be wider than ``WIDEST``. Returns how many units remain, and how many to draw.
+    """
+    if not 0 < k < count or finite[:count].max() - finite[:count].min() <= WIDEST:
+        return count, k
+    ordered = np.sort(finite[:count])
+    least, most, rest = ordered[count - k] - SETTLED, ordered[count - k - 1] + SETTLED, 0
+    for j in range(count):
+        if least < finite[j] < most:
+            places[rest], finite[rest] = places[j], finite[j]
+            rest += 1
+        else:
+            result[places[j]] = 1.0 if finite[j] >= most else 0.0
+            k -= finite[j] >= most
+    return rest, k
 
 
 @inlined
