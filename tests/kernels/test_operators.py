@@ -5,7 +5,6 @@ import math
 import os
 import pkgutil
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -131,30 +130,6 @@ def ranks(n: int) -> tuple[Tensor, ...]:
     return theta, SIZES, rank_centre(theta, SIZES)
 
 
-def positions() -> Tensor:
-    """Of the order sampling of 3 and 4 units, with certain ones."""
-    theta = normal(2, 7)
-    theta[1, 2], theta[1, 5] = torch.inf, -torch.inf
-    return theta
-
-
-def sets() -> Tensor:
-    """Two for each of the rows, of which one contradicts a certain unit."""
-    first = torch.tensor([[1.0, 0, 1, 0, 0, 1, 0], [0, 1, 1, 1, 1, 0, 0]])
-    return torch.stack((first, first.flip(-1)))
-
-
-def spreadless() -> tuple[Tensor, Tensor]:
-    """Ordinary rows, and one whose 3 units are nearly certain."""
-    return torch.cat((positions(), 40 * normal(1, 7, seed=2))), torch.tensor([3, 4, 3])
-
-
-def inclusion_product(noise: str) -> tuple[Any, ...]:
-    theta, k = spreadless()
-    law = OPERATORS["order_inclusion"](theta, k, noise, 34.0)[1:]
-    return theta, k, *law, normal(3, 7, seed=1), noise, 34.0
-
-
 def counted() -> tuple[Any, ...]:
     """Logits, some of them infinite, counts, and what follows from both."""
     logits = 2 * normal(4, 11)
@@ -266,13 +241,6 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         *(lambda noise=noise: (*ranks(9), SEED, FIRST, 3, DOUBLE, noise) for noise in NOISES),
         lambda: (*ranks(600), SEED, [3, 5, 4], 2, torch.float32, "logistic"),
     ],
-    "order_log_prob": [
-        lambda: (positions(), SIZES, sets(), "logistic", 34.0, True),
-        lambda: (positions(), SIZES, sets()[0].double(), "log_exponential", 34.0, True),
-        lambda: (positions(), SIZES, sets().bool(), "log_uniform", 34.0, False),
-    ],
-    "order_inclusion": [lambda noise=noise: (*spreadless(), noise, 34.0) for noise in NOISES],
-    "order_inclusion_product": [partial(inclusion_product, noise) for noise in NOISES],
     "pivotal_draw": [
         lambda: (balanced(SIZES), SIZES, SEED, FIRST, 3, DOUBLE),
         lambda: (normal(2, 600).sigmoid().round().float(), SIZES, SEED, FIRST, 1, torch.half),
@@ -346,7 +314,7 @@ def test_is_what_the_reference_defines(name, make, option):
     if name == "threshold":  # t, however it is split
         scale = arguments[2] * (expected[0] ** (1 / SPARSE.q) if arguments[4] == "magnitude" else 1)
         found, expected = (anchor + offset * scale for anchor, offset in (found, expected))
-    elif name in ("threshold_mask", "order_inclusion"):
+    elif name == "threshold_mask":
         found, expected = found[0], expected[0]
     elif name == "soft_count_inverse":  # the point, whichever neighbour it goes by
         z = arguments[0]

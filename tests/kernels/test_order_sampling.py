@@ -262,14 +262,45 @@ def test_ranks_are_positive_finite_and_distinct(noise):
 @every_noise
 @pytest.mark.parametrize("depth", [SINGLE, EXACT])
 def test_loops_and_torch_agree(noise, depth):
-    """Ordinary rows, and one so wide that a loop leaves it to torch."""
-    theta = torch.cat((random_positions(2, 9), 500.0 * random_positions(1, 9))).requires_grad_()
-    k, vector = torch.tensor([3, 4, 5]), random_positions(9)
-    expected, found = (
+    """Ordinary rows, one with certain units, one with almost none open, and one so wide that a loop leaves it."""
+    theta = torch.cat([scale * random_positions(1, 9) for scale in (1.0, 3.0, 40.0, 500.0)])
+    theta[1, 2], theta[1, 5] = math.inf, -math.inf
+    theta.requires_grad_()
+    k, vector = torch.tensor([3, 4, 3, 3]), random_positions(9)
+    first = k_hot(9, 3)[[5, 70]].repeat(2, 1)
+    value = torch.stack((theta.argsort(-1).argsort(-1) >= 9 - k[:, None], first, first.flip(-1))).to(theta.dtype)
+    found = kernel.inclusion_probabilities(noise, theta, k, depth), kernel.log_prob(noise, theta, k, value, depth)
+    expected = (
         kernel._inclusion_in_torch(theta, k, noise.name),
-        kernel.inclusion_probabilities(noise, theta, k, depth),
+        kernel._log_prob_in_torch(theta, k, value, noise.name),
     )
     tolerance = 20 * math.exp(-depth) + 1e-12
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
-    gradients = [torch.autograd.grad(y @ vector, theta, torch.ones(3).double())[0] for y in (found, expected)]
-    torch.testing.assert_close(*gradients, rtol=0, atol=10 * tolerance)
+    assert expected[1].isinf().any() and expected[1].isfinite().any()
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=tolerance)
+    torch.testing.assert_close(found[1], expected[1], rtol=tolerance, atol=tolerance)
+    gradients = [
+        torch.autograd.grad((p * vector).sum() + y[y.isfinite()].sum(), theta)[0] for p, y in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients, rtol=tolerance, atol=10 * tolerance)
+
+
+@every_noise
+@pytest.mark.parametrize("mask", [-100.0, -1e3, -1e9, -1e30])
+def test_masked_rows_stay_in_the_loops(noise, mask, cpu_backend, monkeypatch):
+    """Units that are masked by a large number, and others that are certain, cost no more than infinite positions."""
+    theta = random_positions(5, 20)
+    is_masked, is_sure = theta < -0.5, theta > 1.5
+    limits = theta.masked_fill(is_masked, -math.inf).masked_fill(is_sure, math.inf)
+    theta = theta.masked_fill(is_masked, mask).masked_fill(is_sure, -mask).requires_grad_()
+    k = is_sure.sum(-1) + 2
+    value = (limits.argsort(-1).argsort(-1) >= 20 - k[:, None]).double()
+    expected = kernel._log_prob_in_torch(limits, k, value, noise.name), kernel._inclusion_in_torch(limits, k, noise.name)
+    if cpu_backend == "numba":
+        for name in ("_log_prob_in_torch", "_inclusion_in_torch"):
+            monkeypatch.setattr(kernel, name, lambda *_, **__: pytest.fail("a row has left the loop"))
+    found = kernel.log_prob(noise, theta, k, value), kernel.inclusion_probabilities(noise, theta, k)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    (gradient,) = torch.autograd.grad(found[0].sum() + (found[1] * random_positions(20)).sum(), theta)
+    assert gradient.isfinite().all()
+    if mask < -150:
+        assert (gradient[is_masked | is_sure] == 0).all() and (gradient[~is_masked & ~is_sure] != 0).all()

@@ -48,10 +48,10 @@ class OrderSampling(SamplingDesign):
     contributes the first k of its own units, whose ranks follow from the seed and their places in the row. Integrals
     are computed from sums over the processes.
 
-    On a CPU with numba, both integrals and their gradients are loops over rows with negligible memory, except for the
-    inclusion probabilities of logistic noise in rows of more than 16384 units. Elsewhere the integrals hold all units
-    at all nodes of the quadrature, 80 or more, in several float64 numbers each: up to 20 KB per unit if gradients are
-    needed. On a CPU some rows are processed at a time, so that this is 150 MB, or one row.
+    On a CPU with numba, both integrals and their gradients are loops over rows with negligible memory, except for rows
+    of finite positions more than 300 apart. Elsewhere the integrals hold all units at all nodes of the quadrature, 80
+    or more, in several float64 numbers each: up to 20 KB per unit if gradients are needed. On a CPU without numba some
+    rows are processed at a time, so that this is 150 MB, or one row.
     On an accelerator an integral and its gradient take at most 40 launches each for smooth noise, rows of one k that
     are neither many nor long, and positions that are finite and at most 160 apart; otherwise several hundred.
     """
@@ -83,7 +83,7 @@ class OrderSampling(SamplingDesign):
         if (shards := _shards()) is not None:
             found = law_of_parts.inclusion_probabilities(self._noise, positions, self.k, self._open_centre, shards)
             return found.to(self.parameter.dtype)
-        if law.inclusion_is_fused(self._noise, positions):
+        if law.is_fused(positions):
             return inclusion(positions, self.k).to(self.parameter.dtype)
         return self._in_slabs(inclusion, positions, largest=SLAB).to(self.parameter.dtype)
 
@@ -188,7 +188,7 @@ class OrderSampling(SamplingDesign):
             return law.log_prob(self._noise, positions, self._size_of(k), value, self._depth)
 
         positions = self._positions
-        if law.log_prob_is_fused(self._noise, positions):
+        if law.is_fused(positions):
             return log_prob(positions, self.k, value).to(self.parameter.dtype)
         return self._in_slabs(log_prob, positions, value, largest=SLAB).to(self.parameter.dtype)
 

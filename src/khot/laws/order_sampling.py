@@ -38,10 +38,9 @@ from torch import Tensor
 from khot._contents import can_look, has_contents
 from khot._tracing import broadcast_shapes
 from khot.kernels.call import runs_on_cpu
-from khot.kernels.count import bernoulli_count
 from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
 from khot.kernels.operators.differentiable import differentiable_operator
-from khot.kernels.order_sampling import EXACT, order_inclusion, order_log_prob
+from khot.kernels.order_sampling import EXACT, integrals
 from khot.kernels.order_sampling.derivatives import fused_inclusion, fused_log_prob
 from khot.kernels.order_sampling.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
 from khot.kernels.threshold import solve_threshold
@@ -56,7 +55,6 @@ EXACT_UNITS = 32  # length of the longest row in which Gauss' rule for a uniform
 MARGIN = 60.0  # beyond this distance from all positions the integrand vanishes
 MAX_ELEMENTS = 2**18  # positions times nodes processed at a time, which bounds the memory
 FAR = 1000.0  # e^-1000 is 0
-FARTHEST_IN_LOOPS = 2.0**17  # the largest distance between positions for which loops have enough nodes
 UNDERFLOW = 1e-300
 APART = 1e-10  # kinks at least this far apart have nodes between them
 TINY_LOG_ODDS = -37.0  # of probabilities p with log(1 - p) = -p
@@ -102,14 +100,9 @@ def _nodes(
     return trapezoidal(low, high) if noise.smooth else gauss(-theta, low, high, around.end)
 
 
-def log_prob_is_fused(noise: Noise, theta: Tensor) -> bool:
-    """Whether a loop computes the integral of each row, with negligible memory."""
-    return order_log_prob.is_fused(theta, theta, theta, noise.name)
-
-
-def inclusion_is_fused(noise: Noise, theta: Tensor) -> bool:
-    """The same for inclusion probabilities."""
-    return order_inclusion.is_fused(theta) and (noise is not LOGISTIC or bernoulli_count.is_fused(theta))
+def is_fused(theta: Tensor) -> bool:
+    """Whether loops compute both integrals of each row, with negligible memory."""
+    return integrals.is_fused(theta)
 
 
 def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor, depth: float = EXACT) -> Tensor:
@@ -117,7 +110,7 @@ def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor, depth:
 
     ``depth`` is the accuracy that the caller needs, as in :mod:`khot.kernels.order_sampling`.
     """
-    if log_prob_is_fused(noise, theta) or not has_contents(theta, value):
+    if is_fused(theta) or not has_contents(theta, value):
         return _log_prob(theta, _as_tensor(k, theta), value, noise.name, depth)
     return _log_prob_in_torch(theta, k, value, noise.name)
 
@@ -132,21 +125,15 @@ def _as_tensor(k: int | Tensor, theta: Tensor) -> Tensor:
 
 @differentiable_operator("order_sampling_log_prob")
 def _log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float) -> Tensor:
-    def in_torch(theta: Tensor) -> Tensor:
-        return _log_prob_in_torch(theta, k, value, noise)
-
     derivative_by_value = has_derivative(value, torch.is_grad_enabled())
-    if log_prob_is_fused(NOISES[noise], theta) and _runs_now(theta, k, value) and not derivative_by_value:
-        return fused_log_prob(theta, k, value, noise, depth, in_torch)
-    return in_torch(theta)
+    if is_fused(theta) and _runs_now(theta, k, value) and not derivative_by_value:
+        return fused_log_prob(theta, k, value, noise, depth, partial(_log_prob_in_torch, noise=noise))
+    return _log_prob_in_torch(theta, k, value, noise)
 
 
-def _runs_now(theta: Tensor, *tensors: Tensor) -> bool:
-    """Whether loops can take these: untransformed numbers on a CPU, with positions not too far from each other."""
-    if not (runs_on_cpu(theta, *tensors) and all(x.numel() for x in (theta, *tensors))):
-        return False
-    distance = theta.detach().abs()
-    return bool(distance.masked_fill_(distance == torch.inf, 0.0).amax() <= FARTHEST_IN_LOOPS)
+def _runs_now(*tensors: Tensor) -> bool:
+    """Whether loops can take these: untransformed numbers on a CPU."""
+    return runs_on_cpu(*tensors) and all(x.numel() for x in tensors)
 
 
 def _log_prob_in_torch(theta: Tensor, k: int | Tensor, value: Tensor, noise: str) -> Tensor:
@@ -322,14 +309,14 @@ def _count_of_shifts(theta: Tensor, k: Tensor, tilt: Tensor) -> Callable[[Tensor
 
 def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor, depth: float = EXACT) -> Tensor:
     """P(i in S) of every unit, ``(*batch, n)``, to about 1e-12, or to e^-depth if less is required."""
-    if inclusion_is_fused(noise, theta) or not has_contents(theta):
+    if is_fused(theta) or not has_contents(theta):
         return _inclusion_probabilities(theta, _as_tensor(k, theta), noise.name, depth)
     return _inclusion_in_torch(theta, k, noise.name)
 
 
 @differentiable_operator("order_sampling_inclusion")
 def _inclusion_probabilities(theta: Tensor, k: Tensor, noise: str, depth: float) -> Tensor:
-    if inclusion_is_fused(NOISES[noise], theta) and _runs_now(theta, k):
+    if is_fused(theta) and _runs_now(theta, k):
         return fused_inclusion(theta, k, noise, depth, partial(_inclusion_in_torch, noise=noise))
     return _inclusion_in_torch(theta, k, noise)
 

@@ -8,15 +8,14 @@ units arrives before all others, and unit i if it arrives before all but k - 1 o
     P(S) = \int \prod_{i \in S} F_i \prod_{i \notin S} (1 - F_i) \sum_{j \in S} \frac{f_j}{F_j} \, ds, \qquad
     \pi_i = \int f_i \, P\big(\#\{j \ne i: R_j < s\} < k\big) \, ds.
 
-``order_log_prob`` gives log P(S) with its gradient. ``order_inclusion`` gives the :math:`\pi_i`. The number of units
-that have arrived by a time is a sum of independent Bernoulli variables. For logistic noise these units, given that
-there are k of them, are a conditional Poisson design that is the same at all times. ``order_inclusion_product`` gives
-the product of the Jacobian with a vector. The Jacobian is symmetric, as :math:`\pi` is the gradient of the expected sum
-of the k largest :math:`-R_i`, so one product serves both modes of differentiation.
+The number of units that have arrived by a time is a sum of independent Bernoulli variables. For logistic noise these
+units, given that there are k of them, are a conditional Poisson design that is the same at all times. The Jacobian of
+:math:`\pi` is symmetric, as :math:`\pi` is the gradient of the expected sum of the k largest :math:`-R_i`, so one
+product with a vector serves both modes of differentiation.
 
 Positions are float64; ``inf`` includes a unit and ``-inf`` excludes it. Results have relative errors of about e^-depth,
-for ``EXACT`` or ``SINGLE`` precision. The reference is the definition, by Gauss' rule on small pieces. Calls that no
-backend here takes, and derivatives of higher order, are left to :mod:`khot.laws.order_sampling`.
+for ``EXACT`` or ``SINGLE`` precision. The definition is :mod:`khot.laws.order_sampling`, which computes calls that no
+backend here takes, rows that a loop leaves, and derivatives of higher order.
 
 ``order_draw`` computes the ranks e^noise e^-(theta_i - t), with t such that the k-th is near 1, and selects the k
 smallest; :mod:`.noises` has the laws of the noise. Kernels fuse noise, ranks and selection, starting from a seed from
@@ -25,29 +24,26 @@ in float32, with noise that is accurate in both tails. In plain torch on a CPU t
 torch's generator, and the second factor, which all draws of a design share, is kept.
 """
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from khot._tracing import broadcast_shapes
-
 from ..random_numbers.philox import Place
-from ..registry import Backends, DrawOperator, Operator
-from . import reference, reference_draw
+from ..registry import Backends, DrawOperator
+from . import reference_draw
 from .reference_draw import draw_ranks, rank_centre, rank_scale
 
 __all__ = [
     "EXACT",
     "SINGLE",
+    "Integrals",
     "depth_for",
     "draw_ranks",
+    "integrals",
     "order_draw",
-    "order_inclusion",
-    "order_inclusion_product",
-    "order_log_prob",
     "rank_centre",
     "rank_scale",
     "ranks_of_parts",
@@ -61,39 +57,27 @@ def depth_for(dtype: torch.dtype) -> float:
     return EXACT if dtype == torch.float64 else SINGLE
 
 
-def _like_value(
-    theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, with_slopes: bool
-) -> tuple[Tensor, Tensor]:
-    shape = broadcast_shapes(theta.shape, value.shape)
-    slopes = shape if with_slopes else (*shape[:-1], 0)
-    return theta.new_empty(shape[:-1], dtype=torch.float64), theta.new_empty(slopes, dtype=torch.float64)
+class Integrals(NamedTuple):
+    """Both integrals, for a noise by name, to a depth.
+
+    Attributes:
+        log_prob: ``(theta, k, value, noise, depth, with_slopes)``, for positions ``(*batch, n)``, integers ``(*batch)``
+            and k-hot values ``(*sample, *batch, n)``: log-probabilities ``(*sample, *batch)``, which are ``-inf`` for a
+            value that contradicts an infinite position and ``inf`` for rows that are left to the exact path; and the
+            derivatives ``(*sample, *batch, n)``, if they are needed.
+        inclusion: ``(theta, k, noise, depth)``, for positions ``(R, n)`` and integers ``(R,)``: probabilities ``(R,
+            n)``, and what products reuse: numbers ``(R, 5)`` that describe the range of the integral, NaN for rows that
+            are left; and the probabilities of units given that k have arrived, if they are the same at all times.
+        product: ``(theta, k, when, given, vector, noise, depth)``: the Jacobian of the probabilities times a vector.
+    """
+
+    log_prob: Callable[[Tensor, Tensor, Tensor, str, float, bool], tuple[Tensor, Tensor]]
+    inclusion: Callable[[Tensor, Tensor, str, float], tuple[Tensor, Tensor, Tensor]]
+    product: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, str, float], Tensor]
 
 
-order_log_prob = Operator("order_log_prob", reference.order_log_prob, fake=_like_value)
-order_log_prob.backend("numba", module=".numba_backend")
-
-
-def _like_law(theta: Tensor, k: Tensor, noise: str, depth: float) -> tuple[Tensor, ...]:
-    of_units = theta.shape if noise == "logistic" else (len(theta), 0)
-    shapes = theta.shape, (len(theta), 2), (len(theta),), of_units, of_units, (len(theta), 2)
-    return tuple(theta.new_empty(shape) for shape in shapes)
-
-
-order_inclusion = Operator(
-    "order_inclusion",
-    reference.order_inclusion,
-    fake=_like_law,
-    batch=False,
-)
-order_inclusion.backend("numba", module=".numba_backend")
-
-order_inclusion_product = Operator(
-    "order_inclusion_product",
-    reference.order_inclusion_product,
-    fake=lambda theta, *_: torch.empty_like(theta),
-    batch=False,
-)
-order_inclusion_product.backend("numba", module=".numba_backend")
+integrals = Backends(__name__, "INTEGRALS")
+integrals.backend("numba", module=".numba_backend")
 
 order_draw = DrawOperator("order_draw", reference_draw.order_draw)
 order_draw.backend("triton", module=".triton_draw", takes=DrawOperator.fills_device)

@@ -1,10 +1,11 @@
 """The fused integrals as differentiable functions of the positions.
 
 Plain first derivatives are cheap: they use numbers that are already there, or one product with the Jacobian. Everything
-else uses the ``definition`` that is passed in, the same function of the positions in differentiable operations.
+else, and rows that a loop leaves, use the ``exact`` function that is passed in, which consists of differentiable
+operations.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -12,23 +13,19 @@ from torch import Tensor
 from torch.autograd import Function
 
 from khot._torch_internals import no_view
+from khot._tracing import broadcast_shapes
 
 from ..call import is_first_derivative
 from ..operators.autograd import has_derivative, with_forward_mode
-from . import order_inclusion, order_inclusion_product, order_log_prob
-from .noises import NOISES
+from . import integrals
 
-Definition = Callable[[Tensor], Tensor]
-Exact = Callable[[Tensor, Tensor], Tensor]
+Exact = Callable[..., Tensor]
 
 
-def fused_log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, definition: Definition) -> Tensor:
-    """Log-probabilities ``(*sample, *batch)`` of ``value``, a constant."""
+def fused_log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, exact: Exact) -> Tensor:
+    """Log-probabilities ``(*sample, *batch)`` of ``value``, a constant; ``exact`` takes any rows, sizes and values."""
     with_slopes = has_derivative(theta, torch.is_grad_enabled())
-    found = cast(Tensor, _apply_log_prob(theta, k, value, noise, depth, with_slopes, definition)[0])
-    if not NOISES[noise].smooth and bool(found.isnan().any()):  # a row has more kinks than a loop has room for
-        return definition(theta)
-    return found
+    return cast(Tensor, _apply_log_prob(theta, k, value, noise, depth, with_slopes, exact)[0])
 
 
 def fused_inclusion(theta: Tensor, k: Tensor, noise: str, depth: float, exact: Exact) -> Tensor:
@@ -39,13 +36,22 @@ def fused_inclusion(theta: Tensor, k: Tensor, noise: str, depth: float, exact: E
 class _LogProb(Function):
     @staticmethod
     def forward(
-        theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, with_slopes: bool, definition: Definition
+        theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, with_slopes: bool, exact: Exact
     ) -> tuple[Tensor, Tensor]:
-        return cast(tuple[Tensor, Tensor], order_log_prob(theta, k, value, noise, depth, with_slopes))
+        found, slopes = integrals.find(theta).log_prob(theta, k, value, noise, depth, with_slopes)
+        left = found == torch.inf
+        if left.any():
+            shape = broadcast_shapes(theta.shape, value.shape)
+            few = (x.detach().expand(shape[: len(shape) - less])[left] for x, less in ((theta, 0), (k, 1), (value, 0)))
+            found[left], of_few = _value_and_slopes(exact, *few)
+            if with_slopes:
+                slopes[left] = of_few
+        return no_view(found), slopes
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        theta, *_, ctx.definition = inputs
+        theta, k, value, *_, exact = inputs
+        ctx.definition = lambda t: exact(t, k, value)
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(theta, output[1])
@@ -62,6 +68,11 @@ class _LogProb(Function):
         return grad_theta, *(None,) * 6
 
 
+def _value_and_slopes(exact: Exact, theta: Tensor, k: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    found, pull_back = torch.func.vjp(lambda t: exact(t, k, value), theta.double())[:2]
+    return found, pull_back(torch.ones_like(found))[0]
+
+
 def _log_prob_jvp(ctx: Any, saved: list[Tensor], tangent: Tensor, *_: Any) -> tuple[Tensor, None]:
     return _push_forward(ctx.definition, saved[0], tangent), None
 
@@ -70,11 +81,11 @@ class _Inclusion(Function):
     @staticmethod
     def forward(theta: Tensor, k: Tensor, noise: str, depth: float, exact: Exact) -> tuple[Tensor, ...]:
         rows, sizes = _rows(theta), k.expand(theta.shape[:-1]).reshape(-1).contiguous()
-        probs, *law = order_inclusion(rows, sizes, noise, depth)
-        flagged = _flagged(law)
-        if flagged is not None:
-            probs[flagged] = exact(rows[flagged], sizes[flagged])
-        return no_view(probs.view(theta.shape)), sizes, *law
+        probs, when, given = integrals.find(rows).inclusion(rows, sizes, noise, depth)
+        left = when[:, 0].isnan()
+        if left.any():
+            probs[left] = exact(rows[left], sizes[left])
+        return no_view(probs.view(theta.shape)), sizes, when, given
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -95,18 +106,12 @@ class _Inclusion(Function):
         return grad_theta, *(None,) * 4
 
 
-def _flagged(law: Sequence[Tensor]) -> Tensor | None:
-    """The rows that a loop has left, if there are any."""
-    missed = law[-1][:, 0].isnan()
-    return missed.nonzero().squeeze(-1) if missed.any() else None
-
-
-def _product(ctx: Any, theta: Tensor, grad: Tensor, k: Tensor, *law: Tensor) -> Tensor:
+def _product(ctx: Any, theta: Tensor, grad: Tensor, k: Tensor, when: Tensor, given: Tensor) -> Tensor:
     rows, vectors = _rows(theta), _rows(grad)
-    product = order_inclusion_product(rows, k, *law, vectors, ctx.noise, ctx.depth)
-    flagged = _flagged(law)
-    if flagged is not None:
-        product[flagged] = _pull_back(lambda t: ctx.exact(t, k[flagged]), rows[flagged], vectors[flagged])
+    product = integrals.find(rows).product(rows, k, when, given, vectors, ctx.noise, ctx.depth)
+    left = when[:, 0].isnan()
+    if left.any():
+        product[left] = _pull_back(lambda t: ctx.exact(t, k[left]), rows[left], vectors[left])
     return cast(Tensor, product.view(theta.shape).to(theta.dtype))
 
 
@@ -115,18 +120,18 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _inclusion_jvp(ctx: Any, saved: list[Tensor], tangent: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return _push_forward(lambda t: ctx.exact(t, ctx.k), saved[0], tangent), *(None,) * 6
+    return _push_forward(lambda t: ctx.exact(t, ctx.k), saved[0], tangent), None, None, None
 
 
 _apply_log_prob = with_forward_mode(_LogProb, _log_prob_jvp)
 _apply_inclusion = with_forward_mode(_Inclusion, _inclusion_jvp)
 
 
-def _pull_back(definition: Definition, theta: Tensor, grad: Tensor) -> Tensor:
+def _pull_back(definition: Callable[[Tensor], Tensor], theta: Tensor, grad: Tensor) -> Tensor:
     return cast(Tensor, torch.func.vjp(definition, theta)[1](grad)[0])
 
 
-def _push_forward(definition: Definition, theta: Tensor, tangent: Tensor) -> Tensor:
+def _push_forward(definition: Callable[[Tensor], Tensor], theta: Tensor, tangent: Tensor) -> Tensor:
     value, pull_back = torch.func.vjp(definition, theta)[:2]
     # The backward map is linear, and forward mode its transposed derivative: torch.func.jvp does not nest everywhere.
     zero = torch.zeros_like(value)

@@ -16,78 +16,98 @@ about k are expected to have arrived. The integrals end where bounds on P(N = k)
 d = |m - k|, those of Bernstein, :math:`e^{-d^2 / (2 v + 2 d / 3)}`, and of Chernoff, for the units that have arrived
 and for those that have not.
 
-Logistic noise has a faster method, :mod:`.numba_inclusion`.
+Logistic noise has a faster method, :mod:`.numba_same_design`, which needs the characteristic function only once.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
-import functools
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cpu.loops import inlined, inlined_sum, kernel, specialised
+from ..cpu.loops import inlined, inlined_sum
 from ..cpu.maths import EXP
-from .numba_log_exponential import fate
 from .numba_plane import multiply, plane_of, turn
-from .numba_range import BLOCK, gather
-from .numba_times import TINY, walk_of
+from .numba_range import BLOCK, GRID, MOST_NODES, range_of
 
 Array = np.ndarray[Any, Any]
 
 exp = EXP[np.float64]
-WIDEST = 600.0  # distance of positions whose exponentials are still representable
 MOST_ANGLES = 128
+CERTAIN = 1e-18  # probability to be missing that changes no result: no more than k of these units can have arrived
 SLACK = 3.0  # in addition to the depth, for P(N = k) itself
-MOST_NODES = 4096
-
-
-@inlined
-def _of_exponential(x):
-    came, missing = fate(x)
-    return came * x if x < 0.5 else 1.0 - missing, missing, x * missing
-
-
-@inlined
-def _of_uniform(x):
-    return min(x, 1.0), max(1.0 - x, 0.0), x if x < 1.0 else 0.0
-
-
-@inlined
-def _of_logistic(x):
-    missing = 1.0 / (1.0 + x)
-    came = x * missing
-    return came, missing, came * missing
-
-
-# F, 1 - F and f at x = e^(s + theta), by the name of the noise, and whether F has a kink at x = 1.
-FATES = {
-    "log_exponential": (_of_exponential, False),
-    "log_uniform": (_of_uniform, True),
-    "logistic": (_of_logistic, False),
-}
+TINY = 1e-300
 
 
 class Space(NamedTuple):
     """Arrays for units, nodes and angles."""
 
-    weight: Array  # e^theta, relative to the middle of the positions
     came: Array  # F
     missing: Array  # 1 - F
     rate: Array  # f
     fewer: Array  # u
     node: Array
     width: Array
+    of_nodes: Array
     of_angles: Array
 
 
 @inlined
-def _space(n):
-    return Space(
-        np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n),
-        np.empty(MOST_NODES), np.empty(MOST_NODES), np.empty((14, MOST_ANGLES)),
-    )  # fmt: skip
+def space_for(n):
+    units, nodes = np.empty((4, n)), np.empty((8, MOST_NODES))
+    return Space(units[0], units[1], units[2], units[3], nodes[6], nodes[7], nodes[:6], np.empty((8, MOST_ANGLES)))
+
+
+class Row(NamedTuple):
+    """The units of a row."""
+
+    weight: Array  # their positions as exponentials
+    k: int
+    of_nodes: Array
+
+
+def _range_of(noise):
+    """The search for the range of the integral, by a bound of P(N = k)."""
+    fates = noise.fates
+
+    @inlined_sum  # not for the sum, but for the promise that no arrays overlap
+    def add(w, up, mean, variance, rate, certain):
+        for i in range(up.shape[0]):
+            came, missing, f = fates(w * up[i])
+            mean[i] += came
+            variance[i] += came * missing
+            rate[i] += f
+            certain[i] += missing < CERTAIN
+
+    @inlined
+    def bound(row, points, values):
+        n, k, mean, variance = float(row.weight.shape[0]), float(row.k), row.of_nodes[0], row.of_nodes[1]
+        up, rate, certain = row.of_nodes[2, : points.shape[0]], row.of_nodes[3], row.of_nodes[4]
+        for i in range(points.shape[0]):
+            up[i], mean[i], variance[i], rate[i], certain[i] = exp(points[i]), 0.0, 0.0, 0.0, 0.0
+        for j in range(row.weight.shape[0]):
+            add(row.weight[j], up, mean, variance, rate, certain)
+        for i in range(points.shape[0]):
+            came = max(mean[i], TINY)
+            away, rest = abs(came - k), max(n - came, TINY)
+            bernstein = away * away / (2.0 * variance[i] + away / 1.5 + TINY)
+            ones = k * math.log(k / came) - k + came
+            zeros = (n - k) * math.log((n - k) / rest) - (n - k) + rest
+            values[i] = -max(bernstein, ones, zeros) if certain[i] <= k else -np.inf
+
+    find_range = range_of(bound)
+
+    @inlined
+    def with_curvature(row, low, high, depth, points, values):
+        low, high, _, peak = find_range(row, low, high, depth, points, values)
+        curvature, variance, rate = 0.0, row.of_nodes[1], row.of_nodes[3]
+        for i in range(GRID):  # that of a normal density with the moments of N, near the peak: the bound has kinks
+            if values[i] > depth / 2:
+                curvature = max(curvature, rate[i] * rate[i] / max(variance[i], TINY))
+        return low, high, curvature, peak
+
+    return with_curvature
 
 
 @inlined
@@ -115,169 +135,139 @@ def _angles(n, k, mean, variance, turns, depth, rows):
 
 
 @inlined
-def _factor(came, missing):
-    """The factor of a unit; divided by z if it has more likely arrived than not, so certain units change nothing."""
-    return (missing, came, 1.0, 0) if came <= 0.5 else (came, missing, -1.0, 1)
+def rarer_fates(space, n, k):
+    """The probabilities of the fate that fewer units have, and of the other: few powers of z lose few digits."""
+    return (space.missing, space.came) if 2 * k > n else (space.came, space.missing)
 
 
 @inlined
-def _divide(x, z, to):
-    """Writes x / z."""
-    for i in range(x.real.shape[0]):
-        a, b = x.real[i], x.imaginary[i]
-        to.real[i] = a * z.real[i] + b * z.imaginary[i]
-        to.imaginary[i] = b * z.real[i] - a * z.imaginary[i]
+def walk(space, n, k, turns, mean, variance, depth):
+    """The points z, and T times their weights, at the time whose fates are given, by rarer fates."""
+    rarer, usual = rarer_fates(space, n, k)
+    points, count = _angles(float(n), k, mean, variance, turns, depth, space.of_angles)
+    z, product = plane_of(space.of_angles, 0, count), plane_of(space.of_angles, 2, count)
+    for i in range(n):
+        multiply(usual[i], rarer[i], z, product)
+    return points, z, product
 
 
 @inlined_sum
-def _mean_without(large, small, sign, z, law):
-    total = 0.0
-    for i in range(z.real.shape[0]):
-        a, b = large + small * z.real[i], sign * small * z.imaginary[i]
-        total += (law.real[i] * a + law.imaginary[i] * b) / (a * a + b * b)
-    return total
+def _sums_without(rarer, usual, i, j, z, law):
+    """The sums of T / phi of two units; a loop for one is so small that a compiler unrolls it for many more angles."""
+    first = second = 0.0
+    r, u, v, w = rarer[i], usual[i], rarer[j], usual[j]
+    for at in range(z.real.shape[0]):
+        a, b, c, d = u + r * z.real[at], r * z.imaginary[at], w + v * z.real[at], v * z.imaginary[at]
+        first += (law.real[at] * a + law.imaginary[at] * b) / (a * a + b * b)
+        second += (law.real[at] * c + law.imaginary[at] * d) / (c * c + d * d)
+    return first, second
 
 
 @inlined
-def add_inclusion(space, k, law, width, depth, result):
+def fill_fewer(space, n, k, mean, variance, depth):
+    """Writes the u: without unit i, k - 1 units have arrived, or n - k are missing."""
+    rarer, usual = rarer_fates(space, n, k)
+    points, z, law = walk(space, n, k, k - n if 2 * k > n else 1 - k, mean, variance, depth)
+    for i in range(0, n, 2):
+        j = min(i + 1, n - 1)
+        first, second = _sums_without(rarer, usual, i, j, z, law)
+        space.fewer[i], space.fewer[j] = first / points, second / points
+
+
+@inlined
+def _add_inclusion(space, k, mean, variance, width, depth, result):
     """Adds the contribution of a node to the probabilities."""
-    came, missing, rate, fewer, rows = space.came, space.missing, space.rate, space.fewer, space.of_angles
-    n = result.shape[0]
-    points, count = _angles(float(n), k, law[0], law[1], 1 - k + law[2], depth, rows)
-    z, product = plane_of(rows, 0, count), plane_of(rows, 2, count)
+    came, fewer, total, n = space.came, space.fewer, 0.0, result.shape[0]
+    fill_fewer(space, n, k, mean, variance, depth)
     for i in range(n):
-        large, small, sign, _ = _factor(came[i], missing[i])
-        multiply(large, small, sign, z, product)
-    _divide(product, z, plane_of(rows, 4, count))
-    total, scale = 0.0, width / points
-    for i in range(n):
-        large, small, sign, at = _factor(came[i], missing[i])
-        chance = _mean_without(large, small, sign, z, plane_of(rows, 2 + 2 * at, count))
-        fewer[i] = rate[i] * (chance * scale)
+        fewer[i] *= space.rate[i] * width
         total += fewer[i]
     for i in range(n):
         result[i] += came[i] * (total + fewer[i])
 
 
 @inlined
-def _multiply_and_add(factor, f, fg, z, product, a_sum, b_sum):
-    """:func:`.numba_plane.multiply`, which also adds f and fg, divided by the factor, to the two sums."""
-    large, small, sign, _ = factor
+def _add(rarer, usual, f, g, z, a_sum, b_sum):
+    """Adds f and f g, divided by the factor of a unit, to two sums."""
     for i in range(z.real.shape[0]):
-        a, b = large + small * z.real[i], sign * small * z.imaginary[i]
-        before = product.real[i]
-        product.real[i] = before * a - product.imaginary[i] * b
-        product.imaginary[i] = before * b + product.imaginary[i] * a
-        inverse = 1.0 / (a * a + b * b)
-        x, y = a * inverse, b * inverse
-        a_sum.real[i] += f * x
-        a_sum.imaginary[i] -= f * y
-        b_sum.real[i] += fg * x
-        b_sum.imaginary[i] -= fg * y
+        a, b = usual + rarer * z.real[i], rarer * z.imaginary[i]
+        scale = f / (a * a + b * b)
+        x, y = a * scale, b * scale
+        a_sum.real[i] += x
+        a_sum.imaginary[i] -= y
+        b_sum.real[i] += g * x
+        b_sum.imaginary[i] -= g * y
+
+
+@inlined
+def times_law(law, z):
+    for i in range(z.real.shape[0]):
+        x, y = z.real[i], z.imaginary[i]
+        z.real[i] = x * law.real[i] - y * law.imaginary[i]
+        z.imaginary[i] = x * law.imaginary[i] + y * law.real[i]
 
 
 @inlined_sum
-def _mean_of_two(factor, g, z, a_sum, b_sum):
-    large, small, sign, _ = factor
+def _mean_of_two(rarer, usual, g, z, a_sum, b_sum):
     total = 0.0
     for i in range(z.real.shape[0]):
-        a, b = large + small * z.real[i], sign * small * z.imaginary[i]
+        a, b = usual + rarer * z.real[i], rarer * z.imaginary[i]
         real, imaginary = g * a_sum.real[i] - b_sum.real[i], g * a_sum.imaginary[i] - b_sum.imaginary[i]
         total += (real * a + imaginary * b) / (a * a + b * b)
     return total
 
 
 @inlined
-def add_product(space, k, law, width, depth, vector, result):
+def _add_product(space, k, mean, variance, width, depth, vector, result):
     """Adds the contribution of a node to the product of the Jacobian with a vector."""
-    came, missing, rate, rows = space.came, space.missing, space.rate, space.of_angles
-    n = result.shape[0]
-    points, count = _angles(float(n), k, law[0], law[1], 1 - k + law[2], depth, rows)
-    z, product, turned = plane_of(rows, 0, count), plane_of(rows, 2, count), plane_of(rows, 12, count)
-    rows[4:12, :count] = 0.0
+    rate, rows, n = space.rate, space.of_angles, result.shape[0]
+    rarer, usual = rarer_fates(space, n, k)
+    points, z, law = walk(space, n, k, 1 - min(k, n - k), mean, variance, depth)
+    count = z.real.shape[0]
+    a_sum, b_sum = plane_of(rows, 4, count), plane_of(rows, 6, count)
+    rows[4:, :count] = 0.0
     for i in range(n):
-        factor = _factor(came[i], missing[i])
-        a_sum, b_sum = plane_of(rows, 4 + 4 * factor[3], count), plane_of(rows, 6 + 4 * factor[3], count)
-        _multiply_and_add(factor, rate[i], rate[i] * vector[i], z, product, a_sum, b_sum)
-    for row in (4, 6):
-        whole, other = plane_of(rows, row, count), plane_of(rows, row + 4, count)
-        _divide(other, z, turned)
-        for i in range(count):
-            x, y = whole.real[i] + turned.real[i], whole.imaginary[i] + turned.imaginary[i]
-            whole.real[i] = x * product.real[i] - y * product.imaginary[i]
-            whole.imaginary[i] = x * product.imaginary[i] + y * product.real[i]
-        _divide(whole, z, other)
+        _add(rarer[i], usual[i], rate[i], vector[i], z, a_sum, b_sum)
+    times_law(law, a_sum)
+    times_law(law, b_sum)
     scale = width / points
     for i in range(n):
-        factor = _factor(came[i], missing[i])
-        a_sum, b_sum = plane_of(rows, 4 + 4 * factor[3], count), plane_of(rows, 6 + 4 * factor[3], count)
-        result[i] += rate[i] * (_mean_of_two(factor, vector[i], z, a_sum, b_sum) * scale)
+        result[i] += rate[i] * (_mean_of_two(rarer[i], usual[i], vector[i], z, a_sum, b_sum) * scale)
 
 
-def _inclusion_loop(bounds, nodes, fill_fates):
-    def rows(first, last, theta, k, depth, ends, curvature, result):
-        n, skipped = theta.shape[1], 0
-        places, finite, found, space = np.empty(n, np.int64), np.empty(n), np.empty(n), _space(n)
-        for r in range(first, last):
-            count, size = gather(theta[r], k[r], places, finite)
-            for i in range(n):
-                result[r, i] = 1.0 if theta[r, i] > 0 and size >= 0 else 0.0 if size >= 0 else np.nan
-            if not 0 < size < count:
-                for j in range(count):
-                    result[r, places[j]] = 1.0 if size > 0 else 0.0
-                continue
-            row, weight = finite[:count], space.weight[:count]
-            nodes_of_row = -1
-            if row.max() - row.min() <= WIDEST:
-                ends[r, 0], ends[r, 1], curvature[r] = bounds(row, size, depth, weight)
-                nodes_of_row = nodes(row, ends[r], curvature[r], depth, space)
-            if nodes_of_row < 0:
-                ends[r, 0] = np.nan
-                skipped += 1
-                continue
-            found[:count] = 0.0
-            for node in range(nodes_of_row):
-                law = fill_fates(weight, exp(space.node[node]), space.came, space.missing, space.rate)
-                add_inclusion(space, size, law, space.width[node], depth, found[:count])
-            for j in range(count):
-                result[r, places[j]] = min(found[j], 1.0)
-        return skipped
+def fill_fates_of(noise):
+    """The fates of the units at a time; the mean of N and its variance."""
+    fates = noise.fates
 
-    return kernel(rows)
+    @inlined_sum
+    def fill_fates(weight, up, came, missing, rate):
+        mean = variance = 0.0
+        for i in range(weight.shape[0]):
+            p, q, f = fates(weight[i] * up)
+            came[i], missing[i], rate[i] = p, q, f
+            mean += p
+            variance += p * q
+        return mean, variance
+
+    return fill_fates
 
 
-def _product_loop(nodes, fill_fates):
-    def rows(first, last, theta, k, depth, ends, curvature, vector, result):
-        n = theta.shape[1]
-        places, finite, found, g, space = np.empty(n, np.int64), np.empty(n), np.empty(n), np.empty(n), _space(n)
-        for r in range(first, last):
-            count, size = gather(theta[r], k[r], places, finite)
-            result[r, :] = 0.0
-            if np.isnan(ends[r, 0]) or not 0 < size < count:
-                continue
-            row, weight, mean_of_g = finite[:count], space.weight[:count], 0.0
-            low, half = row.min(), 0.5 * (row.max() - row.min())
-            for j in range(count):
-                weight[j] = exp(row[j] - low - half)
-                g[j] = vector[r, places[j]]
-                mean_of_g += g[j] / count
-            for j in range(count):
-                g[j] -= mean_of_g
-            nodes_of_row = nodes(row, ends[r], curvature[r], depth, space)
-            found[:count] = 0.0
-            for node in range(nodes_of_row):
-                law = fill_fates(weight, exp(space.node[node]), space.came, space.missing, space.rate)
-                add_product(space, size, law, space.width[node], depth, g, found[:count])
-            for j in range(count):
-                result[r, places[j]] = found[j]
-        return 0
+def of_rows_by_nodes(noise):
+    """The functions of a row for noise of any law, whose nodes are in the space: its range, its results, products."""
+    fill_fates = fill_fates_of(noise)
 
-    return kernel(rows)
+    @inlined
+    def inclusion(space, weight, k, nodes, when, depth, given, result):
+        result[:] = 0.0
+        for node in range(nodes):
+            mean, variance = fill_fates(weight, exp(space.node[node]), space.came, space.missing, space.rate)
+            _add_inclusion(space, k, mean, variance, space.width[node], depth, result)
 
+    @inlined
+    def product(space, weight, k, nodes, when, depth, given, vector, result):
+        result[:] = 0.0
+        for node in range(nodes):
+            mean, variance = fill_fates(weight, exp(space.node[node]), space.came, space.missing, space.rate)
+            _add_product(space, k, mean, variance, space.width[node], depth, vector, result)
 
-@functools.cache
-def loops(noise: str) -> tuple[Any, Any]:
-    """The loops of inclusion probabilities and of products for a noise."""
-    with specialised(noise):
-        bounds, nodes, fill_fates = walk_of(*FATES[noise])
-        return _inclusion_loop(bounds, nodes, fill_fates), _product_loop(nodes, fill_fates)
+    return _range_of(noise), inclusion, product

@@ -6,6 +6,7 @@ Infinite positions, whose units are certain, are removed from a row first.
 # mypy: disable-error-code="no-untyped-def"
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,17 @@ from torch import Tensor
 
 from khot._tracing import broadcast_shapes
 
-from ..count import bernoulli_count, bernoulli_count_derivative
-from ..cpu.loops import inlined, inlined_sum, kernel, over_rows, specialised
-from ..cpu.maths import LOG1P
-from . import numba_log_exponential, numba_log_uniform, numba_logistic
-from .numba_arrivals import loops
-from .numba_circle import LEAST_SPREAD, covariances, rarer_given_count, walk
-from .numba_inclusion import Law, changes_of_rarer_fates, rarer_fates, seen_from_tilt
-from .numba_logistic import space
-from .numba_range import gather
-from .numba_tilt import solve_tilt
+from ..cpu.loops import inlined, kernel, over_rows, specialised
+from ..cpu.maths import EXP
+from . import Integrals, numba_log_prob
+from .numba_arrivals import Row, of_rows_by_nodes, space_for
+from .numba_noises import NOISES
+from .numba_range import MARGIN, WIDEST, gather, leave_out_certain, nodes_of
+from .numba_same_design import of_rows_with_one_design
 
-log1p = LOG1P[np.float64]
-# Of work for a unit, approximately.
-STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_PRODUCT, STEPS_OF_ARRIVALS = 50, 50, 100, 1000
+exp = EXP[np.float64]
+FAR = 0.5 * WIDEST  # of its exponential a probability does not depend to double precision
+STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_ARRIVALS = 50, 50, 1000  # of work for a unit, approximately
 
 
 @inlined
@@ -43,18 +41,38 @@ def _contradicts(theta, value, count, k):
     return False
 
 
-def _log_prob_loop(of_row):
+@inlined
+def _gather_set(finite, value, places, count, drawn):
+    """Marks the units of the set; returns how many units remain, and how many of these are of the set.
+
+    The set is drawn if the last of its units arrives before the first of the others. Where a unit of the set is
+    ``FAR`` above all others, or another is ``FAR`` below all of the set, it makes no difference and is left out.
+    """
+    last, best = np.inf, -np.inf
+    for i in range(count):
+        if value[places[i]]:
+            last = min(last, finite[i])
+        else:
+            best = max(best, finite[i])
+    rest, members = 0, 0
+    for i in range(count):
+        is_member = value[places[i]]
+        if (finite[i] < best + FAR) if is_member else (finite[i] > last - FAR):
+            places[rest], finite[rest], drawn[rest] = places[i], finite[i], is_member
+            rest += 1
+            members += is_member
+    return rest, members
+
+
+def _log_prob_loop(log_prob):
     """The loop for a noise."""
 
     @inlined
     def of_open(finite, value, places, count, depth, with_slopes, slope, drawn, room, slopes):
-        members = 0
-        for i in range(count):
-            drawn[i] = value[places[i]]
-            members += drawn[i]
+        count, members = _gather_set(finite, value, places, count, drawn)
         if not 0 < members < count:
             return 0.0
-        found = of_row(finite[:count], drawn[:count], members, depth, with_slopes, slope, room)
+        found = log_prob(finite[:count], drawn[:count], depth, with_slopes, slope, room)
         if with_slopes:
             for i in range(count):
                 slopes[places[i]] = slope[i]
@@ -63,7 +81,7 @@ def _log_prob_loop(of_row):
     def rows(first, last, theta, k, value, depth, with_slopes, result, slopes):
         n = theta.shape[1]
         places, finite, slope, drawn = np.empty(n, np.int64), np.empty(n), np.empty(n), np.empty(n, np.bool_)
-        room = space(n, 0, 3)
+        room = numba_log_prob.space_for(n)
         for r in range(first, last):
             row = r % theta.shape[0]
             count, left = gather(theta[row], k[row], places, finite)
@@ -87,16 +105,11 @@ def _log_prob_loop(of_row):
 
 @functools.cache
 def _log_prob_loops(noise: str) -> Any:
-    of_row = {
-        "logistic": numba_logistic.log_prob,
-        "log_exponential": numba_log_exponential.log_prob,
-        "log_uniform": numba_log_uniform.log_prob,
-    }[noise]
     with specialised(noise):
-        return _log_prob_loop(of_row)
+        return _log_prob_loop(numba_log_prob.log_prob_of(NOISES[noise]))
 
 
-def order_log_prob(
+def _log_prob(
     theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, with_slopes: bool
 ) -> tuple[Tensor, Tensor]:
     shape = broadcast_shapes(theta.shape, value.shape)
@@ -118,217 +131,116 @@ def _rows(x: Tensor) -> Tensor:
     return x.detach().reshape(-1, x.shape[-1]).contiguous()
 
 
-@inlined_sum
-def _sum_of_logarithms(weight):
-    total = 0.0
-    for j in range(weight.shape[0]):
-        total += log1p(weight[j])
-    return total
-
-
 @inlined
-def _law_given(sides, places, missing, came, log_count, rarer, usual):
-    """The law of a row for which it is already known."""
-    for j in range(sides.end):
-        i = places[sides.place[j]]
-        rarer[j] = missing[i] if j < sides.above else came[i]
-        usual[j] = came[i] if j < sides.above else missing[i]
-    return Law(sides, rarer[: sides.end], usual[: sides.end], log_count)
+def fill_weights(theta, origin, weight):
+    for i in range(theta.shape[0]):
+        weight[i] = exp(theta[i] - origin)
 
 
-@inlined
-def _law_found(sides, places, depth, room, missing, came, rarer, usual):
-    """The law of a row that has some spread, which is also stored."""
-    s = room.of_units[3]
-    circle = walk(sides, depth, room.of_nodes[3:], s)
-    rarer_given_count(sides, circle, s, rarer)
-    for j in range(sides.end):
-        usual[j] = 1.0 - rarer[j]
-        i = places[sides.place[j]]
-        missing[i], came[i] = (rarer[j], usual[j]) if j < sides.above else (usual[j], rarer[j])
-    log_count = np.log(circle.chance) + _sum_of_logarithms(sides.weight[: sides.end])
-    return Law(sides, rarer[: sides.end], usual[: sides.end], log_count)
+def _inclusion_loop(find_range, nodes_of_row, inclusion):
+    """The loop for a noise; ``when`` and ``given`` are described in :class:`.Integrals`."""
 
+    @inlined
+    def fill_range(theta, k, depth, weight, room, when):
+        """Writes the range of an integral and its nodes; returns their number, -1 if a row is left."""
+        low, high = theta.min(), theta.max()
+        if high - low > WIDEST:
+            return -1
+        middle, reach = 0.5 * (low + high), 0.5 * (high - low) + MARGIN + math.log(theta.shape[0])
+        fill_weights(theta, middle, weight)
+        row = Row(weight, k, room.of_nodes)
+        first, last, curvature, peak = find_range(row, -reach, reach, depth, room.node, room.width)
+        when[0], when[1], when[2], when[3] = first - peak, last - peak, curvature, middle - peak
+        return nodes_of_row(theta, when[3], when[0], when[1], curvature, depth, room.fewer, room.node, room.width)
 
-@kernel
-def _inclusion_rows(first, last, theta, k, given, depth, of_rows, left, result):
-    """``of_rows`` has results that products reuse, see :func:`.reference.order_inclusion`."""
-    tilts, log_count, missing, came, ends = of_rows
-    n, skipped = theta.shape[1], 0
-    places, finite, drawn = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
-    rarer, usual, fate, room = np.empty(n), np.empty(n), np.empty(n), space(n, 1, 7)
-    for r in range(first, last):
-        count, size = gather(theta[r], k[r], places, finite)
-        left[r] = False
-        for i in range(n):
-            result[r, i] = 1.0 if theta[r, i] > 0 and size >= 0 else 0.0 if size >= 0 else np.nan
-        if not 0 < size < count:
+    def rows(first, last, theta, k, depth, when, given, result):
+        n, skipped = theta.shape[1], 0
+        places, finite, weights = np.empty(n, np.int64), np.empty(n), np.empty(n)
+        found, room = np.empty(n), space_for(n)
+        for r in range(first, last):
+            count, size = gather(theta[r], k[r], places, finite)
+            for i in range(n):
+                result[r, i] = 1.0 if theta[r, i] > 0 and size >= 0 else 0.0 if size >= 0 else np.nan
+            count, size = leave_out_certain(finite, places, count, size, result[r])
+            if not 0 < size < count:
+                for j in range(count):
+                    result[r, places[j]] = 1.0 if size > 0 else 0.0
+                continue
+            row, weight = finite[:count], weights[:count]
+            nodes = fill_range(row, size, depth, weight, room, when[r])
+            if nodes < 0:
+                when[r, 0] = np.nan
+                skipped += 1
+                continue
+            fill_weights(row, when[r, 3], weight)
+            inclusion(room, weight, size, nodes, when[r], depth, given[r, :count], found[:count])
             for j in range(count):
-                result[r, places[j]] = 1.0 if size > 0 else 0.0
-            continue
-        if not given:
-            ends[r, 0] = np.nan
-            tilts[r, 0], tilts[r, 1] = solve_tilt(finite[:count], size)
-        sides = seen_from_tilt(finite[:count], drawn, size, tilts[r, 0], tilts[r, 1], room)
-        if given:
-            law = _law_given(sides, places, missing[r], came[r], log_count[r], rarer, usual)
-        elif sides.curvature > LEAST_SPREAD:
-            law = _law_found(sides, places, depth, room, missing[r], came[r], rarer, usual)
-            log_count[r] = law.log_count
-        else:
-            left[r] = True
-            skipped += 1
-            continue
-        rarer_fates(law, ends[r], depth, room, fate)
-        for j in range(count):
-            result[r, places[sides.place[j]]] = 1.0 - fate[j] if j < sides.above else fate[j]
-    return skipped
+                result[r, places[j]] = min(found[j], 1.0)
+        return skipped
+
+    return kernel(rows)
 
 
-@kernel
-def _product_rows(first, last, theta, k, depth, of_rows, vector, changes, left, result):
-    """``changes`` are those of units given N = k if the recursion has found the law of a row, and otherwise empty."""
-    (tilts, log_count, missing, came, ends), given = of_rows, changes.size > 0
-    n, skipped = theta.shape[1], 0
-    places, finite, drawn = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
-    rarer, usual, h, change, found = np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n)
-    room = space(n, 1, 10)
-    for r in range(first, last):
-        count, size = gather(theta[r], k[r], places, finite)
-        left[r] = False
-        result[r, :] = 0.0
-        if not 0 < size < count:
-            continue
-        sides = seen_from_tilt(finite[:count], drawn, size, tilts[r, 0], tilts[r, 1], room)
-        if not given and not sides.curvature > LEAST_SPREAD:
-            left[r] = True
-            skipped += 1
-            continue
-        law = _law_given(sides, places, missing[r], came[r], log_count[r], rarer, usual)
-        _fill_vector(law, places, vector[r], h)
-        if given:
+def _product_loop(nodes_of_row, product):
+    def rows(first, last, theta, k, depth, when, given, vector, result):
+        n = theta.shape[1]
+        places, finite, weights = np.empty(n, np.int64), np.empty(n), np.empty(n)
+        found, g, room = np.empty(n), np.empty(n), space_for(n)
+        for r in range(first, last):
+            count, size = gather(theta[r], k[r], places, finite)
+            count, size = leave_out_certain(finite, places, count, size, result[r])
+            result[r, :] = 0.0
+            if np.isnan(when[r, 0]) or not 0 < size < count:
+                continue
+            row, weight, mean_of_g = finite[:count], weights[:count], 0.0
+            fill_weights(row, when[r, 3], weight)
             for j in range(count):
-                change[j] = (
-                    -changes[r, places[sides.place[j]]] if j < sides.above else changes[r, places[sides.place[j]]]
-                )
-        else:
-            s = room.of_units[3]
-            covariances(sides, walk(sides, depth, room.of_nodes[3:], s), s, h, rarer, change)
-        changes_of_rarer_fates(law, ends[r], depth, room, h, change, found)
-        for j in range(count):
-            result[r, places[sides.place[j]]] = -found[j] if j < sides.above else found[j]
-    return skipped
+                g[j] = vector[r, places[j]]
+                mean_of_g += g[j] / count
+            for j in range(count):
+                g[j] -= mean_of_g
+            nodes = nodes_of_row(
+                row, when[r, 3], when[r, 0], when[r, 1], when[r, 2], depth, room.fewer, room.node, room.width
+            )
+            product(room, weight, size, nodes, when[r], depth, given[r, :count], g[:count], found[:count])
+            for j in range(count):
+                result[r, places[j]] = found[j]
+        return 0
+
+    return kernel(rows)
 
 
-@inlined
-def _fill_vector(law, places, vector, h):
-    """The vector in terms of rarer fates, less its mean, which changes no product; this makes terms smaller."""
-    sides = law.sides
-    total, weights = 0.0, np.finfo(np.float64).tiny
-    for j in range(sides.end):
-        h[j] = vector[places[sides.place[j]]]
-        weight = law.rarer[j] * law.usual[j]
-        total += weight * h[j]
-        weights += weight
-    for j in range(sides.end):
-        h[j] -= total / weights
-        h[j] = -h[j] if j < sides.above else h[j]
+@functools.cache
+def _inclusion_loops(name: str) -> tuple[Any, Any]:
+    """The loops of inclusion probabilities and of products for a noise."""
+    noise = NOISES[name]
+    with specialised(name):
+        find_range, inclusion, product = (of_rows_with_one_design if name == "logistic" else of_rows_by_nodes)(noise)
+        nodes = nodes_of(noise)
+        return _inclusion_loop(find_range, nodes, inclusion), _product_loop(nodes, product)
 
 
-def order_inclusion(
-    theta: Tensor, k: Tensor, noise: str, depth: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    rows = len(theta)
-    if noise != "logistic":
-        return _inclusion_by_arrivals(theta, k, noise, depth)
-    result, missing, came = torch.empty_like(theta), torch.zeros_like(theta), torch.zeros_like(theta)
-    tilt, ends, log_count = theta.new_zeros(rows, 2), theta.new_zeros(rows, 2), theta.new_zeros(rows)
-    found = tilt, log_count, missing, came, ends
-    some = _run_inclusion(theta, k, False, depth, found, result)
-    if some is not None:
-        law = _law_of_recursion(theta[some], k[some])
-        again = torch.empty_like(theta[some])
-        _run_inclusion(theta[some], k[some], True, depth, law, again)
-        result[some] = again
-        for all_rows, few in zip(found, law, strict=True):
-            all_rows[some] = few
-    return result, *found
+def _steps(noise: str, theta: Tensor) -> int:
+    return (STEPS_OF_INCLUSION if noise == "logistic" else STEPS_OF_ARRIVALS) * theta.numel()
 
 
-def _inclusion_by_arrivals(
-    theta: Tensor, k: Tensor, noise: str, depth: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    result, ends, curvature = torch.empty_like(theta), theta.new_zeros(len(theta), 2), theta.new_zeros(len(theta))
-    arguments = (x.numpy() for x in (ends, curvature, result))
+def _inclusion(theta: Tensor, k: Tensor, noise: str, depth: float) -> tuple[Tensor, Tensor, Tensor]:
+    result, when = torch.empty_like(theta), theta.new_zeros(len(theta), 5)
+    given = theta.new_zeros(len(theta), theta.shape[-1] if noise == "logistic" else 0)
+    arguments = (x.numpy() for x in (when, given, result))
     over_rows(
-        loops(noise)[0], len(theta), STEPS_OF_ARRIVALS * theta.numel(), theta.numpy(), k.numpy(), depth, *arguments,
+        _inclusion_loops(noise)[0], len(theta), _steps(noise, theta), theta.numpy(), k.numpy(), depth, *arguments,
     )  # fmt: skip
-    none = theta.new_empty(len(theta), 0)
-    return result, torch.zeros_like(ends), curvature, none, none.clone(), ends
+    return result, when, given
 
 
-def _product_by_arrivals(
-    theta: Tensor, k: Tensor, curvature: Tensor, ends: Tensor, vector: Tensor, noise: str, depth: float
-) -> Tensor:
+def _product(theta: Tensor, k: Tensor, when: Tensor, given: Tensor, vector: Tensor, noise: str, depth: float) -> Tensor:
     result = torch.empty_like(theta)
-    arguments = (x.numpy() for x in (ends, curvature, vector, result))
+    arguments = (x.numpy() for x in (when, given, vector, result))
     over_rows(
-        loops(noise)[1], len(theta), 2 * STEPS_OF_ARRIVALS * theta.numel(), theta.numpy(), k.numpy(), depth, *arguments,
+        _inclusion_loops(noise)[1], len(theta), 2 * _steps(noise, theta), theta.numpy(), k.numpy(), depth, *arguments,
     )  # fmt: skip
     return result
 
 
-def _run_inclusion(
-    theta: Tensor, k: Tensor, given: bool, depth: float, law: tuple[Tensor, ...], result: Tensor
-) -> Tensor | None:
-    """Runs the loop; returns the rows that it has left."""
-    left = torch.empty_like(k, dtype=torch.bool)
-    arguments = theta.numpy(), k.numpy(), given, depth, tuple(x.numpy() for x in law), left.numpy(), result.numpy()
-    skipped = over_rows(_inclusion_rows, len(theta), STEPS_OF_INCLUSION * theta.numel(), *arguments)
-    return left if skipped else None
-
-
-def _law_of_recursion(theta: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-    """The results of the loop for other rows: the tilt, log P(N = k) and so on, but no ends."""
-    tilt, log_count, missing, came = bernoulli_count(theta, k)
-    return tilt, log_count.sum(-1), missing, came, torch.full_like(tilt, torch.nan)
-
-
-def order_inclusion_product(
-    theta: Tensor,
-    k: Tensor,
-    tilt: Tensor,
-    log_count: Tensor,
-    missing: Tensor,
-    came: Tensor,
-    ends: Tensor,
-    vector: Tensor,
-    noise: str,
-    depth: float,
-) -> Tensor:
-    if noise != "logistic":
-        return _product_by_arrivals(theta, k, log_count, ends, vector, noise, depth)
-    law, result = (tilt, log_count, missing, came, ends), torch.empty_like(theta)
-    some = _run_product(theta, k, depth, law, vector, vector[:0], result)
-    if some is not None:
-        few, sizes, given, again = theta[some], k[some], [x[some] for x in law], torch.empty_like(theta[some])
-        change = bernoulli_count_derivative(few, sizes, given[0], vector[some])
-        _run_product(few, sizes, depth, tuple(given), vector[some], change, again)
-        result[some] = again
-    return result
-
-
-def _run_product(
-    theta: Tensor,
-    k: Tensor,
-    depth: float,
-    law: tuple[Tensor, ...],
-    vector: Tensor,
-    change: Tensor,
-    result: Tensor,
-) -> Tensor | None:
-    left = torch.empty_like(k, dtype=torch.bool)
-    of_rows, results = tuple(x.numpy() for x in law), (x.numpy() for x in (vector, change, left, result))
-    steps = STEPS_OF_PRODUCT * theta.numel()
-    skipped = over_rows(_product_rows, len(theta), steps, theta.numpy(), k.numpy(), depth, of_rows, *results)
-    return left if skipped else None
+INTEGRALS = Integrals(_log_prob, _inclusion, _product)

@@ -36,10 +36,10 @@ def turn(angle, z):
 
 
 @inlined
-def multiply(large, small, sign, z, product):
-    """Multiplies by large + small z, or its conjugate if the sign is minus."""
+def multiply(usual, rarer, z, product):
+    """Multiplies by usual + rarer z."""
     for i in range(z.real.shape[0]):
-        a, b = large + small * z.real[i], sign * small * z.imaginary[i]
+        a, b = usual + rarer * z.real[i], rarer * z.imaginary[i]
         before = product.real[i]
         product.real[i] = before * a - product.imaginary[i] * b
         product.imaginary[i] = before * b + product.imaginary[i] * a

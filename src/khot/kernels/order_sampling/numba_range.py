@@ -1,8 +1,9 @@
-r"""The range of a one-dimensional integral, and the nodes of the trapezoidal rule, as loops for one row.
+r"""The range of a one-dimensional integral, and the nodes of a rule, as loops for one row.
 
-The error of the rule is the Fourier transform of the integrand at :math:`2 \pi / \text{step}`. It decreases like that
-of a normal density as long as the integrand resembles one. In the end it decreases by :math:`\pi / 2` per unit of
-frequency, since there is no pole up to that height, where a tail is as steep as :math:`e^{-e^s}`.
+The error of the trapezoidal rule is the Fourier transform of the integrand at :math:`2 \pi / \text{step}`. It
+decreases like that of a normal density as long as the integrand resembles one. In the end it decreases by
+:math:`\pi / 2` per unit of frequency, since there is no pole up to that height, where a tail is as steep as
+:math:`e^{-e^s}`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -12,15 +13,19 @@ import math
 import numpy as np
 
 from ..cpu.loops import inlined
-from ..cpu.maths import EXP
+from ..cpu.maths import EXP, LOG
+from .numba_gauss import fill_gauss, sort_upward
 
-exp = EXP[np.float64]
+exp, log = EXP[np.float64], LOG[np.float64]
 GRID = 16  # points of one trial, whole registers of them
-TRIALS = 600
+TRIALS = 20  # each but the last at least halves the range
 BLOCK = 8  # of nodes; a compiler processes this many at once
-MOST_NODES = 8192
+MOST_NODES = 4096 + 72  # rows that begin at equal offsets of a page cause false conflicts in a processor
 MARGIN = 60.0  # beyond this distance from all positions the integrand vanishes
 RATES = 3.0  # contribution of the rates of arrival to the curvature of a logarithm
+WIDEST = 300.0  # distance of positions for which products of two exponentials are finite
+SETTLED = 745.0  # distance from which on an exponential is 0
+ROOM = 600.0  # logarithm of a product of doubles
 
 
 @inlined
@@ -39,26 +44,103 @@ def gather(theta, k, places, finite):
 
 
 @inlined
-def highest_of(values, count):
-    highest = values[0]
-    for i in range(1, count):
-        highest = max(highest, values[i])
-    return highest
+def leave_out_certain(finite, places, count, k, result):
+    """Leaves out units that are certainly among the k, or certainly not, and writes which.
+
+    A unit stays out if all of the k largest arrive before it, and is drawn if all but these arrive after it. A unit
+    ``SETTLED`` below the k-th largest, or above the next, does so with a probability that differs from 1 by 0. The
+    distances of the others can still be wider than ``WIDEST``. Returns how many units remain, and how many to draw.
+    """
+    if not 0 < k < count or finite[:count].max() - finite[:count].min() <= WIDEST:
+        return count, k
+    ordered = np.sort(finite[:count])
+    least, most, rest = ordered[count - k] - SETTLED, ordered[count - k - 1] + SETTLED, 0
+    for j in range(count):
+        if least < finite[j] < most:
+            places[rest], finite[rest] = places[j], finite[j]
+            rest += 1
+        else:
+            result[places[j]] = 1.0 if finite[j] >= most else 0.0
+            k -= finite[j] >= most
+    return rest, k
 
 
 @inlined
-def first_within(values):
-    """The first and the last point of a grid with a nonnegative value."""
-    first, last = 0, GRID - 1
-    while first < GRID - 1 and not values[first] >= 0:
+def take_logarithm(product, values):
+    for i in range(product.shape[0]):
+        values[i] += log(product[i])
+        product[i] = 1.0
+
+
+@inlined
+def multiply(weight, up, product, values, each):
+    """Multiplies by 1 + x for all units, and takes the logarithm out of a product of about ``each`` of them."""
+    n, taken = weight.shape[0], 0
+    fours = n // 4 * 4 if each >= 4 else 0
+    for j in range(0, fours, 4):  # four at a time share reads and writes
+        a, b, c, d = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
+        for i in range(up.shape[0]):
+            x = up[i]
+            product[i] *= ((1.0 + a * x) * (1.0 + b * x)) * ((1.0 + c * x) * (1.0 + d * x))
+        if j + 8 > taken + each:
+            take_logarithm(product, values)
+            taken = j + 4
+    for j in range(fours, n):
+        if j + 1 > taken + each:
+            take_logarithm(product, values)
+            taken = j
+        for i in range(up.shape[0]):
+            product[i] *= 1.0 + weight[j] * up[i]
+    take_logarithm(product, values)
+
+
+@inlined
+def _ends(values, points):
+    """Where values of a concave function are no longer positive: a line through the outermost two lies above it."""
+    first, last, step = 0, GRID - 1, points[1] - points[0]
+    while first < GRID - 2 and not values[first] >= 0:
         first += 1
-    while last > first and not values[last] >= 0:
+    while last > first + 1 and not values[last] >= 0:
         last -= 1
-    return first, last
+    rise, fall = values[first + 1] - values[first], values[last - 1] - values[last]
+    before = max(values[first], 0.0) / rise if rise > values[first] else 1.0
+    after = max(values[last], 0.0) / fall if fall > values[last] else 1.0
+    return first, last, points[first] - before * step, points[last] + after * step
+
+
+def range_of(evaluate):
+    """The search for the range of an integral, by the logarithm of its integrand, or a bound of it."""
+
+    @inlined
+    def find_range(row, low, high, depth, points, values):
+        """Where values are within the depth of the highest; minus their second derivative; and where that is."""
+        points, values, curvature, peak = points[:GRID], values[:GRID], 0.0, 0.0
+        for _ in range(TRIALS):
+            width = high - low
+            step = width / GRID
+            for i in range(GRID):
+                points[i] = low + (i + 0.5) * step
+            evaluate(row, points, values)
+            best = 0
+            for i in range(1, GRID):
+                best = i if values[i] > values[best] else best
+            peak, least = points[best], values[best] - depth
+            for i in range(GRID):
+                values[i] -= least
+            first, last, begin, end = _ends(values, points)
+            low, high, curvature = max(low, begin), min(high, end), 0.0
+            for i in range(max(first, 1), min(last, GRID - 2) + 1):
+                bend = (2 * values[i] - max(values[i - 1], -depth) - max(values[i + 1], -depth)) / (step * step)
+                curvature = max(curvature, bend)
+            if high - low > width / 2:
+                break
+        return low, high, curvature, peak
+
+    return find_range
 
 
 @inlined
-def density(depth, curvature):
+def _density(depth, curvature):
     """Nodes per unit of time with which the error of the rule is e^-depth.
 
     ``curvature`` is minus the second derivative of the logarithm of the integrand at its peak.
@@ -67,26 +149,37 @@ def density(depth, curvature):
 
 
 @inlined
-def fill_nodes(low, high, density, points):
-    """The nodes of the rule; returns their number, and the weight of each."""
-    width = high - low
-    blocks = int(min(width * density, MOST_NODES - BLOCK)) // BLOCK + 1  # min first: the int must not overflow
-    count = blocks * BLOCK
-    step = width / (count - 1)
-    for i in range(count):
-        points[i] = low + i * step
-    return count, step
+def _density_of_logistic(depth, n):
+    r"""The same for a short row of logistic noise, whose poles are at a height of pi.
+
+    At a smaller height y, a factor F or 1 - F grows by at most 1 / cos(y / 2), so the error with steps h is at most
+    :math:`2 \cos(y/2)^{-n} e^{-2 \pi y / h}`, here for y = 2.
+    """
+    return (depth + (n + RATES) * -math.log(math.cos(1.0))) / (4 * math.pi)
 
 
-@inlined
-def weigh(values, count, step):
-    """Turns logarithms of values, at steps of these lengths, into shares of the integral, and returns its logarithm."""
-    peak = highest_of(values, count)
-    for i in range(count):
-        values[i] = exp(values[i] - peak) * step[i]
-    total = 0.0
-    for i in range(count):
-        total += values[i]
-    for i in range(count):
-        values[i] /= total
-    return math.log(total) + peak
+def nodes_of(noise):
+    """A function that writes the nodes of a row and their weights."""
+    has_kinks, is_logistic = noise.has_kinks, noise.is_logistic
+
+    @inlined
+    def nodes(theta, origin, low, high, curvature, depth, kinks, node, width):
+        """The number of nodes, -1 if there is no room for so many."""
+        if has_kinks:
+            for i in range(theta.shape[0]):
+                kinks[i] = origin - theta[i]
+            sort_upward(kinks[: theta.shape[0]])
+            return fill_gauss(kinks[: theta.shape[0]], theta.shape[0], low, high, curvature, depth, node, width)
+        density = _density(depth, curvature)
+        if is_logistic:
+            density = min(density, _density_of_logistic(depth, theta.shape[0]))
+        needed = (high - low) * density
+        if not needed < node.shape[0] - 2 * BLOCK:
+            return -1
+        count = (int(needed) // BLOCK + 1) * BLOCK
+        step = (high - low) / (count - 1)
+        for i in range(count):
+            node[i], width[i] = low + i * step, step
+        return count
+
+    return nodes
