@@ -294,7 +294,8 @@ def test_masked_rows_stay_in_the_loops(noise, mask, cpu_backend, monkeypatch):
     theta = theta.masked_fill(is_masked, mask).masked_fill(is_sure, -mask).requires_grad_()
     k = is_sure.sum(-1) + 2
     value = (limits.argsort(-1).argsort(-1) >= 20 - k[:, None]).double()
-    expected = kernel._log_prob_in_torch(limits, k, value, noise.name), kernel._inclusion_in_torch(limits, k, noise.name)
+    log_prob, inclusion = kernel._log_prob_in_torch, kernel._inclusion_in_torch
+    expected = log_prob(limits, k, value, noise.name), inclusion(limits, k, noise.name)
     if cpu_backend == "numba":
         for name in ("_log_prob_in_torch", "_inclusion_in_torch"):
             monkeypatch.setattr(kernel, name, lambda *_, **__: pytest.fail("a row has left the loop"))
