@@ -48,10 +48,10 @@ class OrderSampling(SamplingDesign):
     contributes the first k of its own units, whose ranks follow from the seed and their places in the row. Integrals
     are computed from sums over the processes.
 
-    On a CPU with numba, both integrals and their gradients are loops over rows with negligible memory, except for rows
-    of finite positions more than 300 apart. Elsewhere the integrals hold all units at all nodes of the quadrature, 80
-    or more, in several float64 numbers each: up to 20 KB per unit if gradients are needed. On a CPU without numba some
-    rows are processed at a time, so that this is 150 MB, or one row.
+    On a CPU with numba, both integrals and their gradients are loops over rows with negligible memory, unless positions
+    that matter are more than 300 apart, as those of the least probable sets are. Elsewhere the integrals hold all units
+    at all nodes of the quadrature, 80 or more, in several float64 numbers each: up to 20 KB per unit if gradients are
+    needed. On a CPU without numba some rows are processed at a time, so that this is 150 MB, or one row.
     On an accelerator an integral and its gradient take at most 40 launches each for smooth noise, rows of one k that
     are neither many nor long, and positions that are finite and at most 160 apart; otherwise several hundred.
     """
