@@ -66,6 +66,11 @@ def _arc(coefficients: Sequence[Any]) -> Compiled:
     return arc
 
 
+def _steep(df: int, real: Real) -> Any:
+    """The radius of the least normal slope; a processor takes a hundred times as long for subnormal numbers."""
+    return real((DENSITY[df] / float(np.finfo(real).tiny)) ** (1 / (df + 1)))
+
+
 def _scaled_tail(df: int, real: Real) -> Compiled:
     """``(a, r)``: F(-a) r^df, which is of the order of 1 for all a."""
     one, two, three, four = map(real, (1, 2, 3, 4))
@@ -114,9 +119,8 @@ def _far_tail(df: int) -> FarTail:
 
 def numba_link(variant: str, real: Real) -> NumbaLink:
     df = int(variant.removeprefix("student_t_"))
-    log, log1p = LOG[real], LOG1P[real]
+    log, log1p, steep = LOG[real], LOG1P[real], _steep(df, real)
     zero, one, two, degrees, density, far, infinity = map(real, (0, 1, 2, df, DENSITY[df], FAR[real], math.inf))
-    steep = real((DENSITY[df] / float(np.finfo(real).tiny)) ** (1 / (df + 1)))  # radius of the least normal slope
     scaled_tail, arc = _scaled_tail(df, real), _arc(ARC_32 if real is np.float32 else ARC_64)
 
     @inlined
@@ -134,8 +138,7 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         bounded = min(a, far * far)  # so that a / r of infinite items is 1
         r = radius(bounded)
         decay = power(one / r) if a < infinity else zero
-        near = min(r, steep)  # processors take a hundred times as long for subnormal numbers
-        slope = density * power(one / near) / near
+        slope = density * power(one / min(r, steep)) / min(r, steep)
         return scaled_tail(bounded, r) * decay, slope if r < steep else zero
 
     @inlined
