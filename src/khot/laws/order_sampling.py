@@ -147,8 +147,10 @@ def _log_prob_in_torch(theta: Tensor, k: int | Tensor, value: Tensor, noise: str
     value = torch.where(void[..., None], first.double(), value.double().where(rows.open, 0.0))
     missing = (1 - value) * (rows.open | void[..., None])
     distance, around = _seen_from_the_peak(law_of, rows, value, missing)
-    # Tails of the form e^z and e^-z are taken out of the integral, where they would cost digits.
-    near = distance.maximum(-around.high[..., None] - FAR).minimum(-around.low[..., None] + FAR)
+    # Tails of the form e^z and e^-z are taken out of the integral, where they would cost digits. At a tie the distance
+    # is the nearer one: minimum and maximum would give each of the two half of the derivative.
+    lower, upper = -around.high[..., None] - FAR, -around.low[..., None] + FAR
+    near = torch.where(distance < lower, lower, torch.where(distance > upper, upper, distance))
     beyond = distance - near
     of_tails = (value * beyond.clamp(max=0.0) - missing * beyond.clamp(min=0.0)).sum(-1)
     if around.excess is not None:

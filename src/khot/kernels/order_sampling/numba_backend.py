@@ -57,7 +57,7 @@ def _gather_set(finite, value, places, count, drawn):
     rest, members = 0, 0
     for i in range(count):
         is_member = value[places[i]]
-        if (finite[i] < best + FAR) if is_member else (finite[i] > last - FAR):
+        if (finite[i] - best if is_member else last - finite[i]) < FAR:
             places[rest], finite[rest], drawn[rest] = places[i], finite[i], is_member
             rest += 1
             members += is_member
@@ -146,7 +146,8 @@ def _inclusion_loop(find_range, nodes_of_row, inclusion):
         low, high = theta.min(), theta.max()
         if high - low > WIDEST:
             return -1
-        middle, reach = 0.5 * (low + high), 0.5 * (high - low) + MARGIN + math.log(theta.shape[0])
+        half = 0.5 * (high - low)
+        middle, reach = low + half, half + MARGIN + math.log(theta.shape[0])
         fill_weights(theta, middle, weight)
         row = Row(weight, k, room.of_nodes)
         first, last, curvature, peak = find_range(row, -reach, reach, depth, room.node, room.width)

@@ -54,14 +54,14 @@ def leave_out_certain(finite, places, count, k, result):
     if not 0 < k < count or finite[:count].max() - finite[:count].min() <= WIDEST:
         return count, k
     ordered = np.sort(finite[:count])
-    least, most, rest = ordered[count - k] - SETTLED, ordered[count - k - 1] + SETTLED, 0
+    last, next_one, rest = ordered[count - k], ordered[count - k - 1], 0
     for j in range(count):
-        if least < finite[j] < most:
+        if max(last - finite[j], finite[j] - next_one) < SETTLED:
             places[rest], finite[rest] = places[j], finite[j]
             rest += 1
         else:
-            result[places[j]] = 1.0 if finite[j] >= most else 0.0
-            k -= finite[j] >= most
+            result[places[j]] = 1.0 if finite[j] >= last else 0.0
+            k -= finite[j] >= last
     return rest, k
 
 
