@@ -129,12 +129,12 @@ def provenance(experiment: Experiment) -> str:
     used = sorted({str(document["settings"].get("data", "generated")) for document in experiment.documents})
     theirs = " and ".join(NAMES.get(name, name) for name in source.data)
     if same := [NAMES[name] for name in used if name in source.data]:
-        sentences.append(f"Data: {', '.join(same)}, as in the paper.")
+        sentences.append(f"Data: {' and '.join(same)}, as in the paper.")
     other = [NAMES.get(name, name) for name in used if name not in source.data]
     if experiment.documents and source.data and other:
         what = "The data of the other tables differ" if same else "The data differ from the paper's"
         sentences.append(
-            f"**{what}**: {', '.join(other)} here, {theirs} in the paper. "
+            f"**{what}**: {' and '.join(other)} here, {theirs} in the paper. "
             "Compare the order of the methods, not the numbers."
         )
     has_numbers = any(row.get("paper") for document in experiment.documents for row in document["rows"].values())
