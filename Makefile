@@ -40,7 +40,7 @@ experiments: $(READY)  ## repeats the papers' comparisons and rebuilds experimen
 	$(BIN)/python experiments/build_readme.py
 
 PROGRESS = --progress -o console_output_style=classic
-test: $(READY)  ## runs every test that needs no accelerator, including the slow ones; ten minutes
+test: $(READY)  ## runs every test that needs no accelerator, including the slow ones; twenty minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal --all $(PROGRESS)
 
 check: $(READY)  ## runs some cases of the quick tests; two minutes
