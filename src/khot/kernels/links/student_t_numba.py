@@ -66,21 +66,23 @@ def _arc(coefficients: Sequence[Any]) -> Compiled:
     return arc
 
 
-def _steep(df: int, real: Real) -> Any:
-    """The radius of the least normal slope; a processor takes a hundred times as long for subnormal numbers."""
-    return real((DENSITY[df] / float(np.finfo(real).tiny)) ** (1 / (df + 1)))
+def _ends(df: int, real: Real) -> tuple[Any, Any]:
+    """The radii of about the least normal tail and slope; subnormal numbers take a processor a hundred times as long."""
+    tiny = 8 * float(np.finfo(real).tiny)
+    return real(tiny ** (-1 / df)), real((DENSITY[df] / tiny) ** (1 / (df + 1)))
 
 
 def _scaled_tail(df: int, real: Real) -> Compiled:
     """``(a, r)``: F(-a) r^df, which is of the order of 1 for all a."""
     one, two, three, four = map(real, (1, 2, 3, 4))
     coefficients = ARC_32 if real is np.float32 else ARC_64
+    least = real(10 * float(np.finfo(real).tiny) ** 0.5)  # its square is normal, and next to nothing beside 1
 
     @inlined
     def of_1(a, r):
         s = (one / r) / (one + a / r)
         half = one + math.sqrt(one + s * s)
-        v = s / half
+        v = max(s / half, least)
         p = coefficients[0]
         for c in coefficients[1:]:
             p = p * (v * v) + c
@@ -119,7 +121,7 @@ def _far_tail(df: int) -> FarTail:
 
 def numba_link(variant: str, real: Real) -> NumbaLink:
     df = int(variant.removeprefix("student_t_"))
-    log, log1p, steep = LOG[real], LOG1P[real], _steep(df, real)
+    log, log1p, (end, steep) = LOG[real], LOG1P[real], _ends(df, real)
     zero, one, two, degrees, density, far, infinity = map(real, (0, 1, 2, df, DENSITY[df], FAR[real], math.inf))
     scaled_tail, arc = _scaled_tail(df, real), _arc(ARC_32 if real is np.float32 else ARC_64)
 
@@ -135,16 +137,16 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
 
     @inlined
     def tails(a):
-        bounded = min(a, far * far)  # so that a / r of infinite items is 1
+        bounded = min(a, end)
         r = radius(bounded)
-        decay = power(one / r) if a < infinity else zero
+        tail = scaled_tail(bounded, r) * power(one / r)
         slope = density * power(one / min(r, steep)) / min(r, steep)
-        return scaled_tail(bounded, r) * decay, slope if r < steep else zero
+        return tail if a < end else zero, slope if r < steep else zero
 
     @inlined
     def ordered_tail(a):
         """Every rounding keeps the order; the polynomials, which might not, are evaluated in float64."""
-        bounded = min(a, far * far)
+        bounded = min(a, end)
         r = radius(bounded)
         if df == 1:
             w = r + bounded
@@ -155,7 +157,7 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         else:
             m = np.float64((two / r) * (two / (r + bounded)))
             tail = real(0.25 * m * m * (3.0 - m))
-        return tail if a < infinity else zero
+        return tail if a < end else zero
 
     @inlined
     def log_value(z, q):
