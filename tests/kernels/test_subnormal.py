@@ -13,7 +13,8 @@ pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
 
 TINY = torch.finfo(torch.float32).tiny
 MASKS = [-50.0, -93.0, -100.0, -1e3, *(-(10.0**e) for e in (6, 7, 8, 9, 10, 10.5, 13, 17, 19, 20, 30, 38))]
-IN_LOOPS = {case.name: case.map for case in (*RELAXATIONS, *LINKED) if case.name != "capped_simplex_map"}  # a user's link
+# A user's link has no loop.
+IN_LOOPS = {case.name: case.map for case in (*RELAXATIONS, *LINKED) if case.name != "capped_simplex_map"}
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -67,7 +67,7 @@ def _arc(coefficients: Sequence[Any]) -> Compiled:
 
 
 def _ends(df: int, real: Real) -> tuple[Any, Any]:
-    """The radii of about the least normal tail and slope; subnormal numbers take a processor a hundred times as long."""
+    """The radii of about the least normal tail and slope; subnormal numbers take a processor 100 times as long."""
     tiny = 8 * float(np.finfo(real).tiny)
     return real(tiny ** (-1 / df)), real((DENSITY[df] / tiny) ** (1 / (df + 1)))
 

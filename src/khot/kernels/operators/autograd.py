@@ -75,7 +75,7 @@ class _ByFormula(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors  # checkpoints allow to read them once
+        tensors = ctx.saved_tensors  # once: a checkpoint refuses a second time
         x, *constants = tensors[: ctx.count]
         further, nothing = torch.is_grad_enabled(), [None] * len(constants)
         if not further and is_direct(g):

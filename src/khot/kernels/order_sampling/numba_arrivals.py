@@ -71,7 +71,7 @@ def _range_of(noise):
     """The search for the range of the integral, by a bound of P(N = k)."""
     fates = noise.fates
 
-    @inlined_sum  # not for the sum, but for the promise that no arrays overlap
+    @inlined_sum  # which also tells the compiler that no arrays overlap
     def add(w, up, mean, variance, rate, certain):
         for i in range(up.shape[0]):
             came, missing, f = fates(w * up[i])
@@ -102,7 +102,7 @@ def _range_of(noise):
     def with_curvature(row, low, high, depth, points, values):
         low, high, _, peak = find_range(row, low, high, depth, points, values)
         curvature, variance, rate = 0.0, row.of_nodes[1], row.of_nodes[3]
-        for i in range(GRID):  # that of a normal density with the moments of N, near the peak: the bound has kinks
+        for i in range(GRID):  # of a normal density with the moments of N, near the peak; the bound itself has kinks
             if values[i] > depth / 2:
                 curvature = max(curvature, rate[i] * rate[i] / max(variance[i], TINY))
         return low, high, curvature, peak
@@ -153,7 +153,7 @@ def walk(space, n, k, turns, mean, variance, depth):
 
 @inlined_sum
 def _sums_without(rarer, usual, i, j, z, law):
-    """The sums of T / phi of two units; a loop for one is so small that a compiler unrolls it for many more angles."""
+    """The sums of T / phi for two units. LLVM unrolls a loop for one unit so far that few angles stay scalar."""
     first = second = 0.0
     r, u, v, w = rarer[i], usual[i], rarer[j], usual[j]
     for at in range(z.real.shape[0]):

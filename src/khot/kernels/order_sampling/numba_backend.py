@@ -24,7 +24,7 @@ from .numba_range import MARGIN, WIDEST, gather, leave_out_certain, nodes_of
 from .numba_same_design import of_rows_with_one_design
 
 exp = EXP[np.float64]
-FAR = 0.5 * WIDEST  # of its exponential a probability does not depend to double precision
+FAR = 0.5 * WIDEST  # exp(-FAR) does not change a probability, and units this far apart still fit into a loop
 STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_ARRIVALS = 50, 50, 1000  # of work for a unit, approximately
 
 
@@ -43,10 +43,14 @@ def _contradicts(theta, value, count, k):
 
 @inlined
 def _gather_set(finite, value, places, count, drawn):
-    """Marks the units of the set; returns how many units remain, and how many of these are of the set.
+    """Marks the members, the units of the set, and leaves out units that make no difference.
 
-    The set is drawn if the last of its units arrives before the first of the others. Where a unit of the set is
-    ``FAR`` above all others, or another is ``FAR`` below all of the set, it makes no difference and is left out.
+    The set is drawn if the last of its members arrives before the first of the others. A member that is ``FAR`` above
+    all others makes no difference to that, nor does another unit that is ``FAR`` below all members.
+
+    Returns:
+        How many units remain, how many of them are members, and the positions of the lowest member and of the highest
+        of the others.
     """
     last, best = np.inf, -np.inf
     for i in range(count):
@@ -61,7 +65,7 @@ def _gather_set(finite, value, places, count, drawn):
             places[rest], finite[rest], drawn[rest] = places[i], finite[i], is_member
             rest += 1
             members += is_member
-    return rest, members
+    return rest, members, last, best
 
 
 def _log_prob_loop(log_prob):
@@ -69,10 +73,10 @@ def _log_prob_loop(log_prob):
 
     @inlined
     def of_open(finite, value, places, count, depth, with_slopes, slope, drawn, room, slopes):
-        count, members = _gather_set(finite, value, places, count, drawn)
+        count, members, last, best = _gather_set(finite, value, places, count, drawn)
         if not 0 < members < count:
             return 0.0
-        found = log_prob(finite[:count], drawn[:count], depth, with_slopes, slope, room)
+        found = log_prob(finite[:count], drawn[:count], members, last, best, depth, with_slopes, slope, room)
         if with_slopes:
             for i in range(count):
                 slopes[places[i]] = slope[i]

@@ -60,14 +60,7 @@ def space_for(n):
 
 
 @inlined
-def _row_of(theta, drawn, space):
-    last, best, members = np.inf, -np.inf, 0
-    for i in range(theta.shape[0]):
-        members += drawn[i]
-        if drawn[i]:
-            last = min(last, theta[i])
-        else:
-            best = max(best, theta[i])
+def _row_of(theta, drawn, members, last, best, space):
     origin, first, others, total = max(last, best), 0, members, 0.0
     n, weight, of_nodes = theta.shape[0], space.of_units[0], space.of_nodes
     for i in range(n):
@@ -204,19 +197,18 @@ def _weigh(values, width):
 def log_prob_of(noise):
     """The function of a row for a noise."""
     evaluate = _evaluate_of(noise)
-    find_range, nodes_of_row, slopes, has_kinks = (
-        range_of(evaluate),
-        nodes_of(noise),
-        _slopes_of(noise),
-        noise.has_kinks,
-    )
+    find_range, nodes_of_row = range_of(evaluate), nodes_of(noise)
+    slopes, has_kinks = _slopes_of(noise), noise.has_kinks
 
     @inlined
-    def log_prob(theta, drawn, depth, with_slopes, slope, space):
-        """log P(S) of a row of finite positions, 0 < k < n, to e^-depth; writes the derivatives. Infinite if left."""
+    def log_prob(theta, drawn, members, last, best, depth, with_slopes, slope, space):
+        """log P(S) of a row of finite positions, 0 < k < n, to e^-depth; writes the derivatives. Infinite if left.
+
+        ``last`` is the position of the lowest of the members, ``best`` that of the highest of the others.
+        """
         if theta.max() - theta.min() > WIDEST:
             return np.inf
-        origin, row = _row_of(theta, drawn, space)
+        origin, row = _row_of(theta, drawn, members, last, best, space)
         points, width, values = space.of_nodes[4], space.of_nodes[5], space.of_nodes[6]
         margin = MARGIN + math.log(theta.shape[0])
         high = 0.0 if has_kinks else origin - theta.min() + margin

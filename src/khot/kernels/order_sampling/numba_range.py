@@ -24,7 +24,7 @@ MOST_NODES = 4096 + 72  # rows that begin at equal offsets of a page cause false
 MARGIN = 60.0  # beyond this distance from all positions the integrand vanishes
 RATES = 3.0  # contribution of the rates of arrival to the curvature of a logarithm
 WIDEST = 300.0  # distance of positions for which products of two exponentials are finite
-SETTLED = 745.0  # distance from which on an exponential is 0
+SETTLED = 745.0  # exp(-SETTLED) is about 0 in double precision
 ROOM = 600.0  # logarithm of a product of doubles
 
 
@@ -47,9 +47,10 @@ def gather(theta, k, places, finite):
 def leave_out_certain(finite, places, count, k, result):
     """Leaves out units that are certainly among the k, or certainly not, and writes which.
 
-    A unit stays out if all of the k largest arrive before it, and is drawn if all but these arrive after it. A unit
-    ``SETTLED`` below the k-th largest, or above the next, does so with a probability that differs from 1 by 0. The
-    distances of the others can still be wider than ``WIDEST``. Returns how many units remain, and how many to draw.
+    A unit stays out if all of the k largest arrive before it, which is certain in double precision if it is ``SETTLED``
+    below the k-th largest. It is drawn if all but the k largest arrive after it, which is certain if it is ``SETTLED``
+    above the next. The others can still be farther apart than ``WIDEST``. Returns how many units remain, and how many
+    of them to draw.
     """
     if not 0 < k < count or finite[:count].max() - finite[:count].min() <= WIDEST:
         return count, k
