@@ -6,9 +6,13 @@ Each operation is timed forward and forward + backward, n = 10 ... 10^7, in two 
 CUDA graph, and as wall time of eager calls. Its torch reference is the same operation with the backend "torch". Bytes
 are those it cannot do without: x and y forward; x, the cotangent and its result backward; of a result (rows, n, n) only
 that and its cotangent. A new kernel joins by an entry in OPERATIONS. Correctness comes first: an operation that
-disagrees with its float64 reference is not timed, nor one that draws vectors which are not k-hot.
+disagrees with its float64 reference is not timed, nor one that draws vectors which are not k-hot. Kernels are compiled
+in several processes before anything is timed.
 """
 
+import contextlib
+import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -40,6 +44,7 @@ SHAPES = [
     (1, 10**7),
 ]
 LARGEST_MATRIX = 2**29  # entries of all rows' matrices
+COMPARED = 4  # rows that are compared with the reference
 Call = Callable[[], object]
 
 
@@ -62,8 +67,9 @@ class Operation(NamedTuple):
     matrix: bool = False
     columns: int = 1
 
-    def fits(self, x: Tensor) -> bool:
-        return not self.matrix or x.numel() * x.shape[1] <= LARGEST_MATRIX
+    def fits(self, shape: tuple[int, int]) -> bool:
+        rows, n = shape
+        return not self.matrix or rows * n * n <= LARGEST_MATRIX
 
     def bytes_moved(self, x: Tensor, backward: bool) -> int:
         if self.matrix:
@@ -125,45 +131,61 @@ def forward_backward(function: Callable[[Tensor, int], Tensor], x: Tensor, k: in
     return lambda: torch.autograd.grad(function(leaf, k), leaf, grad)
 
 
-def eager_seconds(call: Call, repeats: int = 20, rounds: int = 7) -> float:
-    """Median wall time of a call among many in a row."""
-    for _ in range(3):
+class Pace(NamedTuple):
+    """How often a call is timed: ``rounds`` times, ``repeats`` calls each."""
+
+    rounds: int
+    repeats: int
+
+    @classmethod
+    def of(cls, call: Call, seconds: float) -> "Pace":
+        """So that all calls take about ``seconds``, but at least one call is timed."""
         call()
-    samples = []
-    for _ in range(rounds):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        for _ in range(repeats):
+        call()
+        torch.cuda.synchronize()
+        calls = int(seconds / (time.perf_counter() - start))
+        return cls(rounds := max(1, min(7, calls)), max(1, min(20, calls // rounds)))
+
+
+def eager_seconds(call: Call, pace: Pace) -> float:
+    """Median wall time of a call among many in a row."""
+    samples = []
+    for _ in range(pace.rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(pace.repeats):
             call()
         torch.cuda.synchronize()
-        samples.append((time.perf_counter() - start) / repeats)
+        samples.append((time.perf_counter() - start) / pace.repeats)
     return statistics.median(samples)
 
 
-def device_seconds(call: Call, repeats: int = 20, rounds: int = 7) -> float:
+def device_seconds(call: Call, pace: Pace) -> float:
     """Median time of a call inside a replayed graph; NaN where it cannot be captured."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
+        call()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
-            for _ in range(repeats):
+            for _ in range(pace.repeats):
                 call()
     except RuntimeError:  # looks at contents, or allocates what a graph cannot
         torch.cuda.synchronize()
         return float("nan")
+    graph.replay()
     samples = []
-    for _ in range(rounds):
+    for _ in range(pace.rounds):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
-        samples.append(1e-3 * start.elapsed_time(end) / repeats)
+        samples.append(1e-3 * start.elapsed_time(end) / pace.repeats)
     return statistics.median(samples)
 
 
@@ -171,11 +193,27 @@ def copy_bandwidth() -> float:
     """Bytes read and written per second by a copy of 1 GiB."""
     source = torch.empty(2**28, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.nbytes / device_seconds(lambda: target.copy_(source), repeats=5)
+    return 2 * source.nbytes / device_seconds(lambda: target.copy_(source), Pace(rounds=7, repeats=5))
+
+
+def without_validation() -> None:
+    """Turns off what looks at contents, which stalls the device."""
+    torch.distributions.Distribution.set_default_validate_args(False)
+
+
+def compile_kernels(job: tuple[str, tuple[int, int]]) -> None:
+    """Runs an operation on a few rows of a shape, as is timed and as is compared. What fails does so again, later."""
+    name, (rows, n) = job
+    operation, k = OPERATIONS[name], max(1, n // 10)
+    for count in (min(rows, 512), min(rows, COMPARED)):
+        x = torch.randn(count, n, device="cuda")
+        with contextlib.suppress(RuntimeError):
+            forward_backward(operation.function, x, k)() if operation.differentiable else operation.function(x, k)
+    torch.cuda.empty_cache()
 
 
 def agrees(operation: Operation, x: Tensor, k: int) -> bool:
-    rows = x[:4]
+    rows = x[:COMPARED]
     if operation.random:
         y = operation.function(rows, k)
         return bool(((y == 0) | (y == 1)).all() and (y.sum(-1) == k).all())
@@ -184,7 +222,9 @@ def agrees(operation: Operation, x: Tensor, k: int) -> bool:
     return torch.allclose(operation.function(rows, k).double(), exact, rtol=1e-4, atol=1e-5)
 
 
-def measure(name: str, operation: Operation, x: Tensor, k: int, bandwidth: float) -> list[dict[str, object]]:
+def measure(
+    name: str, operation: Operation, x: Tensor, k: int, bandwidth: float, seconds: float
+) -> list[dict[str, object]]:
     rows = []
     backends = ["auto", "torch"] if operation.reference else ["torch"]
     for backend in backends:
@@ -193,7 +233,8 @@ def measure(name: str, operation: Operation, x: Tensor, k: int, bandwidth: float
             with khot.kernels.backend(backend):
                 try:
                     call = forward_backward(operation.function, x, k) if both else partial(operation.function, x, k)
-                    device, eager = device_seconds(call), eager_seconds(call)
+                    pace = Pace.of(call, seconds)
+                    device, eager = device_seconds(call, pace), eager_seconds(call, pace)
                 except torch.cuda.OutOfMemoryError:
                     torch.cuda.empty_cache()
                     continue
@@ -237,25 +278,29 @@ def plot(table: list[dict[str, object]]) -> None:
 
 
 def main() -> None:
-    options = arguments("Kernels on an accelerator.", "gpu.csv")
+    options = arguments("Kernels on an accelerator.", "gpu.csv", seconds=0.1)
     if not torch.cuda.is_available():
         print("torch finds no accelerator here: nothing measured")
         return
-    torch.distributions.Distribution.set_default_validate_args(False)  # looking at contents stalls the device
+    without_validation()
     bandwidth = copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}: a copy moves {1e-9 * bandwidth:.0f} GB/s")
+    jobs = [(name, shape) for shape in SHAPES for name in OPERATIONS if OPERATIONS[name].fits(shape)]
+    processes = min(12, os.cpu_count() or 1)
+    with multiprocessing.get_context("spawn").Pool(processes, without_validation) as pool:
+        pool.map(compile_kernels, jobs, chunksize=1)
     table: list[dict[str, object]] = []
     wrong: list[str] = []
     for shape in SHAPES:
         x, k = torch.randn(shape, device="cuda"), max(1, shape[1] // 10)
         for name, operation in OPERATIONS.items():
-            if not operation.fits(x):
+            if not operation.fits(shape):
                 continue
             if operation.reference and not agrees(operation, x, k):
                 wrong.append(f"{name} is wrong at {shape}: not timed")
                 print(wrong[-1], flush=True)
                 continue
-            for row in measure(name, operation, x, k, bandwidth):
+            for row in measure(name, operation, x, k, bandwidth, options.seconds):
                 table.append(row)
                 print(*(f"{value!s:>18}" for value in list(row.values())[:-1]), flush=True)
             write_csv(options.csv, table)

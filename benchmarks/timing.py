@@ -100,10 +100,10 @@ def optional(name: str) -> ModuleType | None:
         return None
 
 
-def arguments(description: str, default_csv: str) -> argparse.Namespace:
-    """The options every benchmark takes."""
+def arguments(description: str, default_csv: str, seconds: float = 1.0) -> argparse.Namespace:
+    """The options every benchmark takes; ``seconds`` is the default of ``--seconds``."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each measurement")
+    parser.add_argument("--seconds", type=float, default=seconds, help="time spent on each measurement")
     parser.add_argument("--csv", type=Path, default=RESULTS / default_csv, help="where the table goes")
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
     options = parser.parse_args()

@@ -216,8 +216,9 @@ def _is_traced_by_dynamo() -> bool:
     return _dynamo_translator() is not None
 
 
-# Dynamo of torch 2.6 does not list the attributes of an object, and only finds those that it is asked for by name.
-_LISTS_ATTRIBUTES = _VERSION >= (2, 8)
+# Earlier Dynamos do not list the attributes of an object, or not all of them do: that of torch 2.11 does not. All find
+# those that they are asked for by name.
+_LISTS_ATTRIBUTES = _VERSION >= (2, 13)
 
 
 def attribute_names(thing: object, known: Sequence[str]) -> list[str]:
