@@ -21,6 +21,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from benchmarks.sass import Counts, blocks_of, count, resources
+from khot.kernels.gpu.launch import forget_launches
 from khot.kernels.threshold.triton_backward import launch_backward
 from khot.kernels.threshold.triton_forward import launch_forward
 from tests.kernels.aot import TARGETS, NoDevice
@@ -102,6 +103,7 @@ def launches_of(link: Any, n: int, backward: bool, target: str) -> list[Launch]:
 
     driver.set_active(NoDevice(TARGETS.get(target) or triton.backends.compiler.GPUTarget("cuda", int(target[3:]), 32)))
     JITFunction.run = compile_only
+    forget_launches()
     x, row = torch.empty(ROWS, n), torch.empty(ROWS, dtype=torch.float64)
     try:
         if backward:

@@ -232,6 +232,26 @@ FOUND = {  # rows that a long run has found, by what was wrong with them
         *("normal", torch.float64, 1.0, 4.659990582886786e-10),
         *([-0.17071578654600839, -0.17071582240141933], [1.63137873048079, -0.45299048978152134]),
     ),
+    "a_large_score_that_took_the_softness_to_zero": (
+        *("sigmoid", torch.float64, 3.999999675392476, 2.1239564698573179e-305),
+        *([1.9571326896719014e302, 3.0620341728807785e304, 1.7976931348623157e308, 2.176e306], [0.3, -0.6, 0.4, 0.1]),
+    ),
+    "an_offset_from_another_item": (
+        *("sparse_2", torch.float64, 3.0524791932659157, 0.012511047118927223),
+        [
+            -2.126962488591392e22,
+            -2.1269624885913953e22,
+            -2.1269624885913965e22,
+            -2.126962472736083e22,
+            -2.126962472736e22,
+        ],
+        [1.1232203632951496, -0.2716788701223058, -0.7968243898432776, 1.203994675375336, -0.7014500489163058],
+    ),
+    "a_residual_that_is_all_of_its_terms": (
+        *("sigmoid", torch.float32, 4.499854814598433, 0.005200181676105185),
+        [-3.1410880088806152, 3.1410880088806152, -1.5705440044403076, 7.852720260620117, 0.0],
+        [0.8740321397781372, -0.70290207862854, -0.37439221143722534, -0.8214675784111023, -0.8837589621543884],
+    ),
 }
 
 
@@ -239,16 +259,16 @@ def member(name: str) -> FuzzCase:
     return next(case for case in CASES if case.name == name)
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_rows_that_were_wrong(name):
+def check_row_that_was_wrong(name: str, cancelling: float | None = None, device: str = "cpu") -> None:
     case, dtype, k, softness, x, weight = FOUND[name]
     numbers = (torch.tensor([v], dtype=torch.float64) for v in (k, softness))
-    run(
-        member(case),
-        Rows(torch.tensor([x], dtype=dtype), *numbers, torch.tensor([weight], dtype=dtype)),
-        True,
-        Counter(),
-    )
+    rows = Rows(torch.tensor([x], dtype=dtype), *numbers, torch.tensor([weight], dtype=dtype))
+    run(member(case), rows, True, Counter(), cancelling, device)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_rows_that_were_wrong(name):
+    check_row_that_was_wrong(name)
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "transport", "cauchy", "sparse_2", "sparse_1.33"])

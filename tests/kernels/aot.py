@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from khot.kernels.gpu.launch import forget_launches
 from tests.kernels.kernel_case import KernelCase
 
 TARGETS = {
@@ -90,6 +91,7 @@ def compiled(cases_of: dict[str, list[KernelCase]], one_size: bool) -> Iterator[
         return launched[-1][0]
 
     JITFunction.run = compile_only
+    forget_launches()
     for name, cases in cases_of.items():
         driver.set_active(NoDevice(TARGETS[name]))
         seen = set()

@@ -31,7 +31,7 @@ from khot.kernels.threshold import solve_threshold, triton_backward, triton_forw
 from khot.kernels.threshold.triton_forward import launch_forward
 from khot.kernels.threshold.triton_rows import tile_of
 from tests.fuzz.rows import make_rows
-from tests.fuzz.test_masks import CASES, TIER, run
+from tests.fuzz.test_masks import CASES, FOUND, TIER, check_row_that_was_wrong, run
 from tests.kernels.kernel_case import KernelCase
 from tests.kernels.kernel_cases import KERNELS
 from tests.kernels.kernel_links import LINKS
@@ -279,6 +279,11 @@ def test_fuzz_rows(case, dtype):
     """Thresholds as exact as the reference's; a gradient that cancels is right relative to what cancels."""
     rows = make_rows(7, 6 if INTERPRETED else 4000, 5, dtype, integers=case.integers)
     run(case, rows, True, Counter(), TIER * torch.finfo(dtype).eps, DEVICE)
+
+
+@pytest.mark.parametrize("name", [name for name, found in FOUND.items() if found[0] != "cauchy"])
+def test_rows_that_were_wrong(name):
+    check_row_that_was_wrong(name, TIER * torch.finfo(FOUND[name][1]).eps, DEVICE)
 
 
 def test_numbers_and_tensors_agree():

@@ -9,7 +9,7 @@ from torch.autograd import Function
 from khot._torch_internals import apply_untransformed
 from khot.kernels import threshold
 from khot.kernels.call import call_of, is_differentiated_again
-from khot.kernels.exact.rows import Threshold, compute_dtype, in_rows_of
+from khot.kernels.exact.rows import Threshold, in_rows_of
 from khot.kernels.threshold.derivatives import derivative
 
 from .attached import Setting, map_rows, offset_of
@@ -62,9 +62,7 @@ class _OfScores(Function):
             grad_x = derivative(map_rows(x, k, s, at, found.setting), grad, None)[0]
             return grad_x.to(x.dtype), None, None
         if call.is_plain and found.short is not None:
-            items = _items(x)
-            g = grad.to(items.dtype).contiguous()
-            grad_x = found.short.gradient(items, found.softness, found.anchor, found.offset, g, link, kind)
+            grad_x = found.short.gradient(x, found.softness, found.anchor, found.offset, grad, link, kind)
             if grad_x is not None:
                 return grad_x.to(x.dtype), None, None
         _, s, anchor, offset = found.of_rows(x)
@@ -76,7 +74,7 @@ def of_scores(x: Tensor, k: float | Tensor, softness: float | Tensor, setting: S
     """The values of a plain call."""
     choice = threshold.mask.choose(x, setting.link, setting.kind)
     short = threshold.plain.named(choice.name) if choice and type(k) in NUMBERS and type(softness) in NUMBERS else None
-    solved = short and short.mask(_items(x), float(k), float(softness), setting.link, setting.kind)
+    solved = short and short.mask(x, float(k), float(softness), setting.link, setting.kind)
     if solved is None:  # no short way exists, or a row is left to the exact path
         short, k, softness = None, *(in_rows_of(x, v, x.is_cuda).detach() for v in (k, softness))
         solved = threshold.mask.by(choice, *setting.arguments(x, k, softness))
@@ -86,9 +84,3 @@ def of_scores(x: Tensor, k: float | Tensor, softness: float | Tensor, setting: S
         return y
     result: Tensor = apply_untransformed(_OfScores, x, [y], _Found(k, softness, anchor, offset, setting, short))
     return result
-
-
-def _items(x: Tensor) -> Tensor:
-    """The scores as contiguous numbers of the dtype of the computation."""
-    dtype = compute_dtype(x)
-    return x if x.dtype == dtype and x.is_contiguous() else x.detach().to(dtype).contiguous()

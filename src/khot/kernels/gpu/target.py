@@ -5,7 +5,9 @@ Triton 3.5 and newer have a function for the former; in 3.4 it is found in the o
 
 # mypy: disable-error-code="no-untyped-def"
 
+import functools
 from importlib.util import find_spec
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -17,9 +19,14 @@ __all__ = ["INTERPRETED", "compiles_for_cuda", "is_cuda"]
 def compiles_for_cuda() -> bool:
     """Whether Triton's driver has a CUDA device, for launchers; False without a driver, as in the interpreter."""
     try:
-        return bool(driver.active.get_current_target().backend == "cuda")
+        return _is_for_cuda(driver.active)
     except RuntimeError:
         return False
+
+
+@functools.cache  # asking takes longer than a launch
+def _is_for_cuda(active: Any) -> bool:
+    return bool(active.get_current_target().backend == "cuda")
 
 
 if find_spec("triton.language.target_info") is not None:

@@ -15,6 +15,7 @@ No library of device functions is used, because Triton's interpreter has none.
 
 # mypy: disable-error-code="no-untyped-def"
 
+import functools
 import hashlib
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -124,7 +125,12 @@ class CompactLink(TritonLink):
 
 def triton_link(link: Link) -> TritonLink:
     """What the kernels know about a link that has a Triton piece, from the file beside that of its class."""
-    return import_module(f"{type(link).__module__}_triton").KERNELS[link.kernel]
+    return _kernel_beside(type(link).__module__, link.kernel)
+
+
+@functools.cache
+def _kernel_beside(module: str, name: str | None) -> TritonLink:
+    return import_module(f"{module}_triton").KERNELS[name]
 
 
 @triton.jit

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..gpu.launch import launch
 from ..gpu.plans import Table, plan
 from ..gpu.tools import add3, arithmetic, on_device, rows_of
 from .exact import check_ranked
@@ -231,17 +232,19 @@ def topk_mask(x: Tensor, k: Tensor, check: bool) -> Tensor:
     y = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     how = plan(rows, n, arithmetic(x)[0], SELECT)
     strides = sizes.stride(0), items.stride(0)
-    options: dict[str, Any] = {
-        "LOWEST": -(2 ** (bits - 1)), "KEY": tl.int64 if bits == 64 else tl.int32, "BLOCK": how.block,
-        "ALIGNED": n % 16 == 0 and items.stride(0) % 16 == 0, "num_warps": how.warps,
-    }  # fmt: skip
+    lowest, key = -(2 ** (bits - 1)), tl.int64 if bits == 64 else tl.int32
+    aligned = n % 16 == 0 and items.stride(0) % 16 == 0
     with on_device(x):
         if how.splits == 1:
-            options["ROWS"] = TOGETHER // how.block if how.block <= SHORT else 1
-            options["num_warps"] = 4 if how.block <= SHORT else how.warps
-            grid = (-(-rows // options["ROWS"]),)
-            _topk_mask[grid](items, y, sizes, *strides, rows, n, IN_REGISTERS=how.resident, **options)
+            together = TOGETHER // how.block if how.block <= SHORT else 1
+            constants = lowest, key, how.block, aligned, together, how.resident
+            warps = 4 if how.block <= SHORT else how.warps
+            grid = (-(-rows // together), 1, 1)
+            launch(_topk_mask, grid, (items, y, sizes, *strides, rows, n), constants, num_warps=warps)
             return y.reshape(x.shape)
+        options: dict[str, Any] = {
+            "LOWEST": lowest, "KEY": key, "BLOCK": how.block, "ALIGNED": aligned, "num_warps": how.warps,
+        }  # fmt: skip
         (parts, length), last = how.chunks(n), bits // 2  # steps, each of which finds two bits of a key
         state = torch.empty(last + 1, rows, 3, dtype=torch.int64, device=x.device)
         counts = torch.empty(last + 1, rows, parts, 3, dtype=torch.int32, device=x.device)

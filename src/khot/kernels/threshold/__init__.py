@@ -92,6 +92,7 @@ threshold_derivative.backend("torch", module=".exact")
 # The mask as a function of the scores only, for numbers k and scale, and its gradient, both at the least fixed cost;
 # the backend that was chosen for the mask may have them.
 plain = Backends(__name__, "PLAIN")
+plain.backend("triton", module=".triton_plain", takes=_has_kernels)
 plain.backend("numba", module=".numba_backend", takes=_has_loops)
 
 

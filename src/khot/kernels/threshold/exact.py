@@ -26,7 +26,7 @@ WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^102
 MARGIN = 2.0**-10  # relative, added to a bracket for rounding and inaccurate inverses
 ANCHORINGS = 3  # searches in the offset, repeated if another item turns out to be nearer
 LARGE_SCALE, LARGE_SCORE = 2.0**500, 2.0**1000  # above these, differences might overflow, so rows are scaled down
-SHRINKAGE = 2.0**-600
+SHRINKAGE, QUARTER = 2.0**-600, 0.25  # the former for large scales only: it would take small ones to zero
 LEAST_SHARE = 1e-300
 
 
@@ -35,9 +35,9 @@ LEAST_SHARE = 1e-300
 
 def solve(rows: Rows, span: Span, dtype: torch.dtype) -> Threshold:
     """The thresholds of rows with valid contents, with anchors that are numbers of this dtype."""
-    large = (rows.softness > LARGE_SCALE) | (torch.maximum(-span.lowest, span.highest) > LARGE_SCORE)
-    if bool(large.any()) and not rows.kind.grows:
-        factor = torch.ones_like(rows.softness).masked_fill(large, SHRINKAGE)
+    wide, far = rows.softness > LARGE_SCALE, torch.maximum(-span.lowest, span.highest) > LARGE_SCORE
+    if bool((wide | far).any()) and not rows.kind.grows:
+        factor = torch.ones_like(rows.softness).masked_fill(far, QUARTER).masked_fill(wide, SHRINKAGE)
         small = rows._replace(x=rows.x * factor.unsqueeze(-1), softness=rows.softness * factor)
         at = solve(small, span._replace(lowest=span.lowest * factor, highest=span.highest * factor), torch.float64)
         anchor = _rounded(at.anchor / factor, dtype)

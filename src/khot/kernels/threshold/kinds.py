@@ -11,6 +11,7 @@ magnitude is t z^q while it is pooled, 0 < z < 1. From its cap on, z >= 1, it no
 = |x|.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from ..exact.rows import Threshold, distances
 from ..links.base import Link
 
 SHRINK_STEPS, DIFFERENTIABLE_STEPS = 7, 3
+Found = tuple[Tensor, Tensor, Tensor]  # y, anchors and offsets
 
 
 class Kind(NamedTuple):
@@ -57,6 +59,19 @@ class Kind(NamedTuple):
         if not self.grows:
             return distances(x, at, softness)
         return ratios(x, at, root_of(self.threshold(at, softness, link), link.q), softness)
+
+
+class Plain(NamedTuple):
+    """How a backend computes the map for numbers k and scale, and its gradient in x, at the least fixed cost.
+
+    Attributes:
+        mask: ``(x, k, scale, link, kind)``: y in a floating dtype, anchors and offsets; None if contents are invalid,
+            and on a CPU unless all rows are ordinary.
+        gradient: ``(x, scale, anchor, offset, grad, link, kind)``: dL/dx, or None likewise.
+    """
+
+    mask: Callable[[Tensor, float, float, Link, Kind], Found | None]
+    gradient: Callable[[Tensor, float, Tensor, Tensor, Tensor, Link, Kind], Tensor | None]
 
 
 KINDS = {

@@ -3,9 +3,6 @@
 Rows that a loop leaves, see :mod:`.numba_loops`, go to the exact path together.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,7 +11,7 @@ from ..cpu.loops import over_rows
 from ..exact.rows import Threshold, compute_dtype, row_range
 from ..links.base import Link, link_numbers
 from . import exact
-from .kinds import KINDS, Kind
+from .kinds import KINDS, Kind, Plain
 from .numba_loops import Loops, loops_of
 
 
@@ -105,26 +102,15 @@ def _flat(value: Tensor) -> Tensor:
     return value.detach().reshape(-1).contiguous()
 
 
-class Plain(NamedTuple):
-    """The map for contiguous scores in a computing dtype, with numbers k and scale, at the least fixed cost.
-
-    Attributes:
-        mask: ``(x, k, scale, link, kind)``: y, anchors and offsets; None unless all rows are ordinary.
-        gradient: ``(x, scale, anchor, offset, grad, link, kind)``: dL/dx, or None likewise.
-    """
-
-    mask: Callable[[Tensor, float, float, Link, Kind], tuple[Tensor, Tensor, Tensor] | None]
-    gradient: Callable[[Tensor, float, Tensor, Tensor, Tensor, Link, Kind], Tensor | None]
-
-
 def _plain_mask(x: Tensor, k: float, scale: float, link: Link, kind: Kind) -> tuple[Tensor, Tensor, Tensor] | None:
-    items, n = x.numel(), x.shape[-1]
-    rows = items // n
-    y, (anchor, offset) = torch.empty_like(x), x.new_empty((2, rows), dtype=torch.float64)
+    items, n = _items(x), x.shape[-1]
+    count = items.numel()
+    rows = count // n
+    y, (anchor, offset) = torch.empty_like(items), x.new_empty((2, rows), dtype=torch.float64)
     left = x.new_empty(rows, dtype=torch.bool)
     results = y.data_ptr(), (anchor.data_ptr(), offset.data_ptr()), left.data_ptr()
-    loop = _loops(link, x, kind.name).mask
-    if over_rows(loop, rows, items, n, _scores(x, kind), (0, k), (0, scale), *results, link_numbers(link)):
+    loop = _loops(link, items, kind.name).mask
+    if over_rows(loop, rows, count, n, _scores(items, kind), (0, k), (0, scale), *results, link_numbers(link)):
         return None
     return y, anchor, offset
 
@@ -132,13 +118,20 @@ def _plain_mask(x: Tensor, k: float, scale: float, link: Link, kind: Kind) -> tu
 def _plain_gradient(
     x: Tensor, scale: float, anchor: Tensor, offset: Tensor, grad: Tensor, link: Link, kind: Kind
 ) -> Tensor | None:
-    items, n = x.numel(), x.shape[-1]
-    rows = items // n
-    grad_x, left = torch.empty_like(x), x.new_empty(rows, dtype=torch.bool)
-    inputs = _scores(x, kind), (0, scale), (anchor.data_ptr(), offset.data_ptr()), grad.data_ptr()
+    items, n = _items(x), x.shape[-1]
+    count, g = items.numel(), grad.to(items.dtype).contiguous()
+    rows = count // n
+    grad_x, left = torch.empty_like(items), x.new_empty(rows, dtype=torch.bool)
+    inputs = _scores(items, kind), (0, scale), (anchor.data_ptr(), offset.data_ptr()), g.data_ptr()
     results = (grad_x.data_ptr(), 0, 0), left.data_ptr()
-    loop = _loops(link, x, kind.name).derivative
-    return None if over_rows(loop, rows, items, n, *inputs, *results, float(link.q)) else grad_x
+    loop = _loops(link, items, kind.name).derivative
+    return None if over_rows(loop, rows, count, n, *inputs, *results, float(link.q)) else grad_x
+
+
+def _items(x: Tensor) -> Tensor:
+    """The scores as contiguous numbers of the computing dtype."""
+    dtype = compute_dtype(x)
+    return x if x.dtype == dtype and x.is_contiguous() else x.detach().to(dtype).contiguous()
 
 
 PLAIN = Plain(_plain_mask, _plain_gradient)

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..gpu.launch import launch
 from ..gpu.plans import is_split
 from ..gpu.tools import FARTHEST_64, add2, add3, on_device, quotient, reciprocal, rows_of
 from ..links.base import Link
@@ -200,7 +201,7 @@ def _store_levers(at, lever, left, reach):
 
 
 def launch_backward(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: Link,
+    x: Tensor, scale: Tensor | float, anchor: Tensor, offset: Tensor, grad: Tensor, link: Link,
     kind: str = "mask", with_scale: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dL/dx like x, dL/dk and dL/dscale in float64 of the batch shape, from dL/dy (or dL/d log y) = ``grad``.
@@ -213,17 +214,17 @@ def launch_backward(
     grad_k, grad_scale = (torch.empty(rows, dtype=torch.float64, device=x.device) for _ in range(2))
     flags = torch.empty(rows, dtype=torch.int32, device=x.device)
     at = (anchor.reshape(-1).contiguous(), offset.reshape(-1).contiguous(), grad_k, grad_scale, flags)
-    tile, split = tile_of(items, g, grad_x), is_split(rows, n)
-    partial, stages, grid = flags, [tile.stage], (triton.cdiv(rows, tile.rows), 1)
+    tile, split = tile_of(items, g, grad_x, pairs=True), is_split(rows, n)
+    partial, tiles, grid = flags, [tile], (triton.cdiv(rows, tile.rows), 1)
     if split:
         partial = torch.empty((rows, PARTS.value, SUMS.value), dtype=tile.torch_dtype, device=x.device)
-        stages, grid = ["step", "end"], (tile.splits(rows, n), rows)
+        tiles, grid = [replace(tile, stage=stage) for stage in ("step", "end")], (tile.splits(rows, n), rows)
     numbers = (*Argument.of(scale, x.device), items.stride(0), g.stride(0), rows, n, float(link.q))
-    options = {"LINK": triton_link(link), "KIND": kind, "WITH_SCALE": with_scale}
     with on_device(x):
-        for part in (*(replace(tile, stage=stage) for stage in stages), flagged_tile(items)):
-            programs = (rows,) if part.stage == "flagged" else grid
-            _mask_bwd[programs](items, g, grad_x, (*at, partial), *numbers, **options, **part.options)
+        for part in (*tiles, flagged_tile(items)):
+            programs = (rows, 1, 1) if part.stage == "flagged" else (*grid, 1)
+            constants = triton_link(link), kind, with_scale, part
+            launch(_mask_bwd, programs, (items, g, grad_x, (*at, partial), *numbers), constants, **part.options)
             if part.stage == "end" and with_scale:
                 lever, left, reach = partial[:, : grid[0], 2:5].sum(1, dtype=torch.float64).unbind(-1)
                 torch.addcmul(lever, left, reach, out=grad_scale)

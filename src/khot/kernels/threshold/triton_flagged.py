@@ -21,7 +21,7 @@ from .triton_gaps import settle
 from .triton_rows import any_row, distances, partial_sums, scores
 from .triton_search import SPECIAL
 
-MAX_STEPS = tl.constexpr(400)
+MAX_STEPS, ANCHORINGS = tl.constexpr(400), tl.constexpr(4)
 FOUND = tl.constexpr(1e-15)  # a g that is only rounding
 RELATIVE, SLACK = tl.constexpr(2.0**-50), tl.constexpr(2.0**-40)
 LEAST_SHARE = tl.constexpr(1e-300)  # k / n below which quantiles do not change
@@ -117,23 +117,29 @@ def _nearest_item(x_rows, n, t, TILE: tl.constexpr):
 
 
 @triton.jit
-def _offset_of(end, anchor, side, inverse):
-    """An end of a bracket in t as an offset, with a margin for rounding; the largest doubles stay farthest."""
-    off = tl.minimum(tl.maximum((end - anchor) * inverse, -FARTHEST_64), FARTHEST_64)
-    off = tl.where(side * end >= 0.5 * LARGEST_64, side * FARTHEST_64, off)
-    return off + side * (1.0 + tl.abs(off)) * SLACK
+def _as_offset(end, side, size):
+    """An end of a bracket in scales from an item, with a margin for the rounding of numbers of this size."""
+    end = tl.minimum(tl.maximum(end, -FARTHEST_64), FARTHEST_64)
+    return end + side * (1.0 + tl.maximum(tl.abs(end), size)) * SLACK
+
+
+@triton.jit
+def _beyond(end, off, side):
+    """The offset of an end in t; the largest doubles stay farthest."""
+    return tl.where(side * end >= 0.5 * LARGEST_64, side * FARTHEST_64, off)
 
 
 @triton.jit
 def _search(x_rows, n, low, high, inverse, whole, rest, q, LINK: tl.constexpr, TILE: tl.constexpr):
-    """Anchor and offset of the root of g in [low, high].
+    """Anchor and offset of the root of g in [low, high], of the only row of a program.
 
-    The search runs in t until the bracket is as narrow as a scale, and then in the offset from the item next to t.
+    The search runs in t until the bracket is as narrow as a scale, and then in the offset from the item next to t. It
+    begins again if t turns out to be next to another item, because a long offset rounds.
     """
     infinite = tl.full(low.shape, float("inf"), low.dtype)
     t, left, right = 0.5 * low + 0.5 * high, infinite, -infinite
     anchor, side, steps = low, 0.0 * low, 0  # an anchor is set before it is used
-    in_offset = low > high
+    in_offset, anchorings = low > high, 0
     while any_row(low < high) & (steps < MAX_STEPS):
         at, off = tl.where(in_offset, anchor, t), tl.where(in_offset, t, 0.0)
         g = _log_balance(x_rows, n, at, off, inverse, whole, rest, q, LINK, TILE)
@@ -149,13 +155,19 @@ def _search(x_rows, n, low, high, inverse, whole, rest, q, LINK: tl.constexpr, T
         middle = tl.where(steps % 8 == 7, _ordinal_mean(low, high), middle)
         usable = (secant > low) & (secant < high) & (steps % 4 != 3)
         t = tl.where(done, tl.where(tl.abs(left) <= tl.abs(right), low, high), tl.where(usable, secant, middle))
-        steps, finished = steps + 1, done & in_offset
-        low, high = tl.where(finished, t, low), tl.where(finished, t, high)
-        if any_row(done & (~in_offset)):
-            anchor = _nearest_item(x_rows, n, t, TILE)
-            low, high = _offset_of(low, anchor, -1.0, inverse), _offset_of(high, anchor, 1.0, inverse)
-            t, left, right = 0.5 * low + 0.5 * high, infinite, -infinite
-            in_offset, side = low <= high, 0.0 * side
+        steps += 1
+        if any_row(done):
+            item = _nearest_item(x_rows, n, tl.where(in_offset, anchor + t / inverse, t), TILE)
+            nearer = (~in_offset) | ((item != anchor) & (anchorings < ANCHORINGS))
+            moved = (anchor - item) * inverse
+            first = tl.where(in_offset, t + moved, _beyond(low, (low - item) * inverse, -1.0))
+            last = tl.where(in_offset, t + moved, _beyond(high, (high - item) * inverse, 1.0))
+            size = tl.where(in_offset, tl.abs(moved), 0.0)
+            low = tl.where(nearer, _as_offset(first, -1.0, size), t)
+            high = tl.where(nearer, _as_offset(last, 1.0, size), t)
+            anchor, t = tl.where(nearer, item, anchor), tl.where(nearer, 0.5 * low + 0.5 * high, t)
+            left, right, side = infinite, -infinite, 0.0 * side
+            in_offset, anchorings = low <= high, anchorings + 1
     return anchor, t
 
 

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..gpu.launch import launch
 from ..gpu.plans import is_split
 from ..gpu.tools import add4, on_device, quotient, reciprocal, rows_of
 from ..links.base import Link, link_numbers
@@ -234,12 +235,12 @@ def _split_step(
 
 
 def launch_forward(
-    x: Tensor, k: Tensor, scale: Tensor, link: Link, kind: str = "mask"
+    x: Tensor, k: Tensor | float, scale: Tensor | float, link: Link, kind: str = "mask"
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
     """y (or log y; None for the kind "threshold"), anchors, offsets, and flags.
 
-    x is (..., n), k and scale (...). There is a flag for each row that the fast path has left to the other one, and at
-    the end one for invalid contents.
+    x is (..., n), k and scale are (...) or numbers. There is a flag for each row that the fast path has left to the
+    other one, and at the end one for invalid contents.
     """
     items = rows_of(x)
     rows, n = items.shape
@@ -249,7 +250,7 @@ def launch_forward(
     tile = tile_of(items, *(() if y is None else (y,)), double=link.is_steep)
     (first, k_number, stride_k), (second, scale_number, stride_scale) = (Argument.of(v, x.device) for v in (k, scale))
     numbers, (q, *law) = ((first, second), k_number, scale_number, stride_k, stride_scale), link_numbers(link)
-    tail, options = (rows, n, q, tuple(law)), {"LINK": triton_link(link), "KIND": kind}
+    tail = rows, n, q, tuple(law)
     at: tuple[Tensor, ...] = (anchor, offset, flags)
     with on_device(x):
         if is_split(rows, n):
@@ -257,8 +258,9 @@ def launch_forward(
             tile, grid = replace(tile, stage="end"), (tile.splits(rows, n), rows)
         else:
             at, grid = (*at, flags, flags), (triton.cdiv(rows, tile.rows), 1)
-        for part, programs in ((tile, grid), (flagged_tile(items), (rows, 1))):
-            _mask_fwd[programs](items, y, at, *numbers, items.stride(0), *tail, **options, **part.options)
+        for part, (first_axis, second_axis) in ((tile, grid), (flagged_tile(items), (rows, 1))):
+            constants, arguments = (triton_link(link), kind, part), (items, y, at, *numbers, items.stride(0), *tail)
+            launch(_mask_fwd, (first_axis, second_axis, 1), arguments, constants, **part.options)
     batch = x.shape[:-1]
     return None if y is None else y.reshape(x.shape), anchor.reshape(batch), offset.reshape(batch), flags
 
@@ -272,9 +274,11 @@ def _launch_steps(
     state = torch.empty((STEPS.value, rows, STATE.value), dtype=tile.torch_dtype, device=x.device)
     sums = torch.empty((STEPS.value, rows, PARTS.value, SUMS.value), dtype=tile.torch_dtype, device=x.device)
     at, piece, start = (*at, state, sums), triton_link(link), replace(tile, stage="start")
-    _split_start[(rows,)](sample, at, *numbers, n, sample.shape[1], q, tuple(law), piece, **start.options)
+    arguments: tuple[Any, ...] = (sample, at, *numbers, n, sample.shape[1], q, tuple(law))
+    launch(_split_start, (rows, 1, 1), arguments, (piece, start), **start.options)
     for step in range(STEPS.value):
-        _split_step[(tile.splits(rows, n), rows)](x, at, *numbers, x.stride(0), n, q, step, piece, **tile.options)
+        arguments = (x, at, *numbers, x.stride(0), n, q, step)
+        launch(_split_step, (tile.splits(rows, n), rows, 1), arguments, (piece, tile), **tile.options)
     return at
 
 
@@ -297,7 +301,12 @@ def _checked(
     x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     y, anchor, offset, flags = launch_forward(x, k, scale, Link.find(link), kind)
-    captured = x.is_cuda and torch.cuda.is_current_stream_capturing()  # a graph cannot read contents
-    if check and not captured and bool(flags[-1]):
+    if check and has_invalid(flags):
         check_rows(x, k, scale, softness)
     return y, anchor, offset
+
+
+def has_invalid(flags: Tensor) -> bool:
+    """Whether contents are invalid; False where nobody can look, while a graph is captured."""
+    captured = flags.is_cuda and torch.cuda.is_current_stream_capturing()
+    return not captured and bool(flags[-1])

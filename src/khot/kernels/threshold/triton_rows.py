@@ -5,8 +5,7 @@ some 10^4 entries stay in the first-level cache, so nothing has to be held in re
 and Triton specialises none of a kernel's integers, so few kernels are compiled:
 
     short rows  4 rows in a warp, 8 threads per row: scalars of a row cost a quarter of an instruction
-    rows        a row in a warp, which needs no barrier
-    long rows   a row in 2 warps; aligned ones are read 16 bytes at a time
+    rows        a row in 2 to 8 warps, the more the longer it is; aligned rows are read 16 bytes at a time
     split rows  several programs of 8 warps for a row, each with a chunk of its columns
     flagged     a row in 4 warps, in float64
 
@@ -30,8 +29,16 @@ from torch import Tensor
 from ..gpu.plans import PROGRAMS, is_split
 from ..gpu.target import compiles_for_cuda
 from ..gpu.tools import add2, row_numbers
+from ..operators.platforms import MAX_N
 
-SHORT, IN_A_WARP = 256, 1024  # entries of the longest rows of which several share a warp, and of those in one warp
+SHORT = 128  # entries of the longest rows of which several share a warp
+# For rows of up to so many entries: unroll, width and warps, the fastest of ten on an H100 that spill no registers.
+Sizes = tuple[tuple[int, tuple[int, int, int]], ...]
+ALIGNED: Sizes = ((1024, (2, 256, 2)), (2048, (4, 512, 4)), (8192, (8, 512, 4)), (MAX_N, (2, 1024, 8)))
+ALIGNED_PAIRS: Sizes = ((1024, (2, 256, 2)), (2048, (4, 512, 4)), (MAX_N, (4, 1024, 8)))  # of scores and cotangents
+UNALIGNED: Sizes = ((1024, (4, 64, 2)), (4096, (8, 128, 4)), (MAX_N, (8, 256, 8)))
+ALIGNED_DOUBLE: Sizes = ((1024, (8, 32, 1)), (MAX_N, (2, 256, 2)))
+UNALIGNED_DOUBLE: Sizes = ((1024, (8, 32, 1)), (MAX_N, (8, 64, 2)))
 REGISTERS = 128  # of a thread, at most; the assembler on its own would spill some at about a hundred
 PARTS = tl.constexpr(triton.next_power_of_2(PROGRAMS))
 
@@ -67,7 +74,7 @@ class Tile:
         """The options of a launch."""
         bounded = compiles_for_cuda() and (self.stage == "flagged" or not self.double)
         registers = {"maxnreg": REGISTERS} if bounded else {}
-        return {"TILE": self, "num_warps": self.warps, **registers}
+        return {"num_warps": self.warps, **registers}
 
     @property
     def dtype(self) -> tl.dtype:
@@ -122,19 +129,26 @@ class Tile:
         return -(-n // (-(-n // (programs * self.size)) * self.size))
 
 
-def tile_of(*rows: Tensor, double: bool = False) -> Tile:
-    """The tile for tensors ``(rows, n)`` that are read or written together; in float64 if they are, or ``double``."""
+def tile_of(*rows: Tensor, double: bool = False, pairs: bool = False) -> Tile:
+    """The tile for tensors ``(rows, n)`` that are read or written together; in float64 if they are, or ``double``.
+
+    With ``pairs``, two of them are read.
+    """
     (number, n), single = rows[0].shape, rows[0].dtype != torch.float64
     double = double or not single
     if is_split(number, n):
         return Tile(1, 8, 256, 8, single, double, stage="step")
     if n <= SHORT:
         return Tile(4, 8, 8, 1, single, double)
-    if n <= IN_A_WARP:
-        return Tile(1, 8, 32, 1, single, double)
-    if n % 4 == 0 and all((v.stride(0) * v.element_size()) % 16 == v.data_ptr() % 16 == 0 for v in rows):
-        return Tile(1, 2, 256, 2, single, double, aligned=True)
-    return Tile(1, 8, 64, 2, single, double)
+    aligned = n % 4 == 0 and all((v.stride(0) * v.element_size()) % 16 == v.data_ptr() % 16 == 0 for v in rows)
+    if double:
+        table = ALIGNED_DOUBLE if aligned else UNALIGNED_DOUBLE
+    elif aligned:
+        table = ALIGNED_PAIRS if pairs else ALIGNED
+    else:
+        table = UNALIGNED
+    sizes = next(sizes for longest, sizes in table if n <= longest)
+    return Tile(1, *sizes, single, double, aligned=aligned)
 
 
 def flagged_tile(x: Tensor) -> Tile:
@@ -284,7 +298,9 @@ class Argument(NamedTuple):
     stride: int
 
     @classmethod
-    def of(cls, values: Tensor, device: torch.device) -> "Argument":
-        """From a tensor of the batch shape."""
+    def of(cls, values: Tensor | float, device: torch.device) -> "Argument":
+        """From a tensor of the batch shape, or one number for all rows."""
+        if not isinstance(values, Tensor):
+            return cls(0, values, 0)
         found = row_numbers(values, device)
         return cls(0, found.number, 0) if found.tensor is None else cls(found.tensor, 1.0, found.stride)

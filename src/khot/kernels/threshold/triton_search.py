@@ -26,6 +26,7 @@ FAR_STEP = tl.constexpr(2.0)  # in scales; a step by density is rough, and never
 LAST_STEP = tl.constexpr(2.0**-16)  # in scales, for a link with kinks; its effect on entries next to one is negligible
 WIDER = tl.constexpr(1.01)  # factor of a bracket, for the rounding of the moments
 SERIES_OF_ATANH = tl.constexpr(1e-3)  # r^2 up to which three terms are exact in float32
+LARGEST_SQUARE = tl.constexpr(0.5)  # r^2 at which a step can be the last
 ALMOST_NONE, ALMOST_ALL = tl.constexpr(2.0**-18), tl.constexpr(1.0 - 2.0**-18)
 SLIGHT_REST = tl.constexpr(1e-4)  # sum of the items below up to which expansions in it are exact
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
@@ -148,17 +149,20 @@ def _judge_compact(residual, excess, total, slope, whole, rest, q, LINK: tl.cons
 
 @triton.jit
 def _judge_smooth(residual, excess, signed, total, slope, TILE: tl.constexpr):
-    """Newton's method for log(A / B) = 2 atanh(R / (A + B)); no step in a gap in which all tails underflow."""
+    """Newton's method for log(A / B) = 2 atanh(R / (A + B)); no step in a gap in which all tails underflow.
+
+    Where R is A + B up to rounding, the step is only rounding: it depends on which products the compiler contracts.
+    """
     size = total + tl.abs(excess)
     ratio = quotient(residual, size)
-    square = ratio * ratio
+    more, less, square = 1.0 + ratio, 1.0 - ratio, ratio * ratio
     atanh = ratio * (1.0 + square * (1.0 / 3.0 + 0.2 * square))
-    atanh = tl.where(square < SERIES_OF_ATANH, atanh, 0.5 * rough_log(quotient(1.0 + ratio, 1.0 - ratio)))
-    step = quotient(atanh * (1.0 - square) * size, (1.0 - ratio * quotient(signed, total)) * slope)
+    atanh = tl.where(square < SERIES_OF_ATANH, atanh, 0.5 * rough_log(quotient(more, less)))
+    step = quotient(atanh * (more * less) * size, (1.0 - ratio * quotient(signed, total)) * slope)
     unseen = total < TILE.underflow
     gap = unseen & (excess == 0)
     step = tl.where(gap | (residual == 0), 0.0, tl.where(unseen, float("inf"), step))
-    return step, gap | (tl.abs(step) <= TILE.tolerance), gap
+    return step, gap | ((tl.abs(step) <= TILE.tolerance) & (square < LARGEST_SQUARE)), gap
 
 
 @triton.jit
