@@ -2,6 +2,9 @@
 
 The interpreter takes a reduction or scan with a combining function of its own one pair of entries at a time. The
 kernels' own functions are sums, minima and maxima of tuples, which NumPy has, and linear recurrences.
+
+Two things are as on a device here, which Triton's interpreter does otherwise: minima and maxima leave out NaN, and a
+product that is added to something is not rounded before.
 """
 
 import functools
@@ -120,6 +123,38 @@ def _recurrence(decays, terms):
 
 
 ScanOps.generic_scan = _scan
+
+Builder = interpreter.InterpreterBuilder
+Builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
+Builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
+_multiply = Builder.create_fmul
+WIDER = {np.dtype(np.float32): np.float64, np.dtype(np.float64): np.longdouble}
+
+
+def _multiply_and_remember(self, a, b):
+    product = _multiply(self, a, b)
+    product.factors = a.data, b.data
+    return product
+
+
+def _contracted(plain, product_sign, sum_sign):
+    """An addition or subtraction in which the first of two products is contracted, with the signs of both numbers."""
+
+    def operation(self, a, b):
+        for product, other, signs in ((a, b, (1, sum_sign)), (b, a, (product_sign, 1))):
+            wider = WIDER.get(product.data.dtype)
+            if wider is not None and hasattr(product, "factors"):
+                first, second = product.factors
+                exact = signs[0] * first.astype(wider) * second + signs[1] * other.data.astype(wider)
+                return interpreter.TensorHandle(exact.astype(product.data.dtype), product.dtype.scalar)
+        return plain(self, a, b)
+
+    return operation
+
+
+Builder.create_fmul = _multiply_and_remember
+Builder.create_fadd = _contracted(Builder.create_fadd, 1, 1)
+Builder.create_fsub = _contracted(Builder.create_fsub, -1, -1)
 
 _patch_tensor = interpreter._patch_lang_tensor
 

@@ -167,7 +167,8 @@ def _mask_bwd(
     else:
         held = tl.maximum(weight, TILE.tiny)
         mean = quotient(direct, held)
-        grad_k, gap = tl.where(weight > 0, a + mean, 0.0), (weight > 0, off, off, off, off, off, off, off)
+        grad_k = tl.where(weight > 0, a + mean, 0.0)
+        gap = (weight < 0, off, off, off, off, off, off, off)  # no row is in one
         if HAS_GAPS and any_row(weight < FAR):
             left, right, first, last, plain, of_above, of_below, above, below = _gap(
                 x_rows, g_rows, n, anchor, off, scale, LINK, TILE

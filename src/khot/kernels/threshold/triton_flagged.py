@@ -12,16 +12,19 @@ Contents are checked here, too: the fast path does not solve rows with invalid c
 
 # mypy: disable-error-code="no-untyped-def"
 
+import torch
 import triton
 import triton.language as tl
 
+from ..exact.rows import FARTHEST
 from ..gpu.tools import FARTHEST_64, LARGEST_64, add3
 from ..links.base_triton import log_short_tail
 from .triton_gaps import settle
 from .triton_rows import any_row, distances, partial_sums, scores
 from .triton_search import SPECIAL
 
-MAX_STEPS, ANCHORINGS = tl.constexpr(400), tl.constexpr(4)
+MAX_STEPS, ANCHORINGS = tl.constexpr(800), tl.constexpr(4)
+FAR_OFF = tl.constexpr(0.5 * FARTHEST[torch.float64])  # an offset as good as infinite
 FOUND = tl.constexpr(1e-15)  # a g that is only rounding
 RELATIVE, SLACK = tl.constexpr(2.0**-50), tl.constexpr(2.0**-40)
 LEAST_SHARE = tl.constexpr(1e-300)  # k / n below which quantiles do not change
@@ -95,32 +98,39 @@ def _ordinal(t):
 
 
 @triton.jit
-def _ordinal_mean(low, high):
-    a, b = _ordinal(low), _ordinal(high)
-    middle = (a >> 1) + (b >> 1) + (a & b & 1)
-    size = tl.abs(middle).to(tl.float64, bitcast=True)
-    return tl.where(middle < 0, -size, size)
+def _of_ordinal(number):
+    size = tl.abs(number).to(tl.float64, bitcast=True)
+    return tl.where(number < 0, -size, size)
 
 
 @triton.jit
-def _nearest_item(x_rows, n, t, TILE: tl.constexpr):
-    """The finite entry next to t."""
+def _ordinal_mean(low, high):
+    a, b = _ordinal(low), _ordinal(high)
+    return _of_ordinal((a >> 1) + (b >> 1) + (a & b & 1))
+
+
+@triton.jit
+def _next_anchor(x_rows, n, t, off, TILE: tl.constexpr):
+    """The finite entry next to t; the one above or below t if the offset from t is as good as infinite."""
+    up, down = off >= FAR_OFF, off <= -FAR_OFF
+    below = tl.where(down, _of_ordinal(_ordinal(t) - 1), t)
     left = partial_sums(TILE) - float("inf")
     right = -left
     for start in range(0, n, TILE.size):
         x = scores(x_rows, start, n, TILE)
-        finite, above = tl.abs(x) < float("inf"), x > t[None, :, None]
+        finite, above = tl.abs(x) < float("inf"), x > below[None, :, None]
         left = tl.maximum(left, tl.max(tl.where(finite & (~above), x, -float("inf")), 0))
         right = tl.minimum(right, tl.min(tl.where(finite & above, x, float("inf")), 0))
     right, left = tl.reduce((right, left), 1, _ends_of)
-    return tl.where(t - left <= right - t, left, right)
+    item = tl.where(down | ((t - left <= right - t) & (~up)), left, right)
+    return tl.where(tl.abs(item) < float("inf"), item, t)
 
 
 @triton.jit
 def _as_offset(end, side, size):
     """An end of a bracket in scales from an item, with a margin for the rounding of numbers of this size."""
     end = tl.minimum(tl.maximum(end, -FARTHEST_64), FARTHEST_64)
-    return end + side * (1.0 + tl.maximum(tl.abs(end), size)) * SLACK
+    return end + side * (1.0 + tl.minimum(tl.maximum(tl.abs(end), size), FARTHEST_64)) * SLACK
 
 
 @triton.jit
@@ -157,12 +167,16 @@ def _search(x_rows, n, low, high, inverse, whole, rest, q, LINK: tl.constexpr, T
         t = tl.where(done, tl.where(tl.abs(left) <= tl.abs(right), low, high), tl.where(usable, secant, middle))
         steps += 1
         if any_row(done):
-            item = _nearest_item(x_rows, n, tl.where(in_offset, anchor + t / inverse, t), TILE)
+            away = tl.where(in_offset, t, 0.0)
+            far = tl.abs(away) >= FAR_OFF  # the root is next to another item
+            place = tl.where(in_offset & (~far), anchor + t / inverse, tl.where(in_offset, anchor, t))
+            item = _next_anchor(x_rows, n, place, away, TILE)
             nearer = (~in_offset) | ((item != anchor) & (anchorings < ANCHORINGS))
             moved = (anchor - item) * inverse
             first = tl.where(in_offset, t + moved, _beyond(low, (low - item) * inverse, -1.0))
             last = tl.where(in_offset, t + moved, _beyond(high, (high - item) * inverse, 1.0))
-            size = tl.where(in_offset, tl.abs(moved), 0.0)
+            first, last = tl.where(far, -FARTHEST_64, first), tl.where(far, FARTHEST_64, last)
+            size = tl.where(in_offset & (~far), tl.abs(moved), 0.0)
             low = tl.where(nearer, _as_offset(first, -1.0, size), t)
             high = tl.where(nearer, _as_offset(last, 1.0, size), t)
             anchor, t = tl.where(nearer, item, anchor), tl.where(nearer, 0.5 * low + 0.5 * high, t)
