@@ -89,6 +89,7 @@ class ThresholdMap(NamedTuple):
             anchor, offset = threshold.threshold.within(call, *arguments)
         else:
             anchor, offset = exact.threshold(*arguments, call.shards)
+        s = s.to(x.device)  # operators take a number from the host, but the formulas of callers do not
         return x, k, s, anchor, offset_of(x, k, s, anchor, offset, setting, call=call), setting, n
 
     def _check(self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor) -> None:
