@@ -136,7 +136,7 @@ def _check(func: Any, args: Any, tensors: list[Tensor]) -> None:
     """Raises a RuntimeError if a tensor here takes part in an operation there, as torch does."""
     hosts = [x for x in tensors if not isinstance(x, Elsewhere)]
     if torch.Tag.pointwise in func.tags or func in WITH_NUMBER:
-        hosts = [x for x in hosts if x.dim() > 0 or x is args[0]]
+        hosts = [x for x in hosts if x.dim() > 0 or (func._schema.is_mutable and x is args[0])]
     if func in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
         indices = {id(x) for x in args[1]}
         hosts = [x for x in hosts if id(x) not in indices]

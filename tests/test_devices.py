@@ -4,6 +4,7 @@ The device there is simulated, but has numbers, so that searches and checks run 
 own launchers keep to the rule can be seen only on an accelerator.
 """
 
+import pyro
 import pytest
 import torch
 from torch import Tensor
@@ -13,12 +14,17 @@ from torch.distributions import Distribution, kl_divergence
 
 import khot
 from khot import (
+    AutoKHot,
     ConditionalPoisson,
+    KHotReparam,
+    KHotSwap,
     PhantomUnit,
     PlackettLuce,
+    compare_estimators,
     horvitz_thompson,
     knn_loss,
     perturbed_topk,
+    score_function,
     sigmoid_topk,
     subset_categorical,
     subset_index,
@@ -31,7 +37,7 @@ from tests.every_map import MAPS, quick_first
 from tests.inputs import normal
 from tests.maps import LINKED
 from tests.modules import MODULES, N
-from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, LOSSES, PERTURBED, RELAXED
+from tests.registry import CONSTRAINTS, DESIGNS, ESTIMATORS, FUNCTIONS, LOSSES, PERTURBED, RELAXED
 
 pytestmark = pytest.mark.pairwise
 
@@ -271,6 +277,47 @@ def test_modules(case, on_device):
         if y.requires_grad:
             check(*torch.autograd.grad(y.sum(), [x, *module.parameters()], materialize_grads=True))
     check(*module.buffers())
+
+
+@every_backend
+@pytest.mark.parametrize("case", CONSTRAINTS, ids=lambda case: case.public.__name__)
+def test_constraints(case, on_device):
+    for k, row in case.inside.items():
+        value = there(torch.tensor(row, dtype=case.dtype))
+        for size in (k, torch.tensor(k), torch.tensor(k, device=DEVICE)):
+            check(case.make(size).check(value))
+
+
+@every_backend
+def test_estimates_are_compared(on_device):
+    design = ConditionalPoisson(logits=there(LOGITS[0]), k=2)
+    rows = compare_estimators(design, lambda x: x[..., 0], {"score": score_function}, 2, 2).rows
+    assert len(rows) == 1 and rows[0].variance >= 0
+
+
+@every_backend
+@pytest.mark.usefixtures("fresh_pyro")
+def test_inference(on_device):
+    """Guides, reparametrised sites, and chains of swaps, one or several."""
+    logits, gain = there(LOGITS[0]).requires_grad_(), there(normal(5, seed=1))
+
+    def model():
+        design = ConditionalPoisson(logits=logits.detach(), k=2)
+        pyro.factor("gain", pyro.sample("x", design) @ gain)
+
+    guide = AutoKHot(model)
+    check(guide()["x"])
+    pyro.infer.Trace_ELBO().loss_and_grads(model, guide)
+    check(*(parameter.grad for parameter in guide.parameters()))
+    for arguments in ({}, {"temperature": 0.5}):
+        site = pyro.poutine.reparam(
+            lambda: pyro.sample("x", ConditionalPoisson(logits=logits, k=2)), {"x": KHotReparam(**arguments)}
+        )
+        check_gradients(site() * gain, logits)
+    for chains in ({}, {"chains": 4}):
+        mcmc = pyro.infer.MCMC(KHotSwap(model, **chains), num_samples=2, warmup_steps=5, disable_progbar=True)
+        mcmc.run()
+        check(mcmc.get_samples()["x"])
 
 
 @pytest.mark.parametrize("case", MAPS, ids=lambda case: case.name)
