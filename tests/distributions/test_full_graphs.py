@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributions import kl_divergence
 
-from khot import ConditionalPoisson, GumbelTopK, ReinMax, Sampford, StraightThrough, sigmoid_topk
+from khot import ConditionalPoisson, GumbelTopK, ReinMax, Sampford, StraightThrough, kernels, sigmoid_topk
 from khot.kernels.order_sampling import EXACT
 from tests.registry import DESIGNS
 
@@ -169,6 +169,8 @@ def test_vmap_inside_of_a_graph():
 
 
 def test_graphs_hold_the_integrals_as_operators():
+    from torch._dynamo.backends.common import aot_autograd
+
     graphs = []
 
     def backend(graph, inputs):
@@ -179,7 +181,7 @@ def test_graphs_hold_the_integrals_as_operators():
         design = GumbelTopK(logits=x, k=2)
         return design.log_prob(VALUE) + design.mean.sum(-1)
 
-    torch.compile(function, backend=torch._dynamo.backends.common.aot_autograd(fw_compiler=backend))(LOGITS)
+    torch.compile(function, backend=aot_autograd(fw_compiler=backend))(LOGITS)
     assert {"khot.order_sampling_log_prob.default", "khot.order_sampling_inclusion.default"} <= graphs[0]
 
 
@@ -197,3 +199,16 @@ def test_operators(case):
     )
     torch.library.opcheck(torch.ops.khot.order_sampling_inclusion.default, (theta, k, noise, EXACT), test_utils=tests)
     assert order_sampling.NOISES[noise].name == noise
+
+
+def test_operators_return_what_fakes_promise(monkeypatch):
+    """The strides of a product of matrices are not the same on all devices, but those of the operator are."""
+    from khot.laws import order_sampling
+
+    found = order_sampling._log_prob_in_torch(LOGITS, 2, VALUE.expand(3, 2, 5), "logistic")
+    monkeypatch.setattr(order_sampling, "_log_prob_in_torch", lambda *args: found.mT.contiguous().mT)
+    arguments = LOGITS, torch.tensor(2), VALUE.expand(3, 2, 5), "logistic", EXACT
+    with kernels.backend("torch"):
+        torch.library.opcheck(
+            torch.ops.khot.order_sampling_log_prob.default, arguments, test_utils=("test_faketensor",)
+        )

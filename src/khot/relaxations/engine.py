@@ -89,6 +89,7 @@ class ThresholdMap(NamedTuple):
             anchor, offset = threshold.threshold.within(call, *arguments)
         else:
             anchor, offset = exact.threshold(*arguments, call.shards)
+        s = s.to(x.device)  # operators take a number from the host, but the formulas of callers do not
         return x, k, s, anchor, offset_of(x, k, s, anchor, offset, setting, call=call), setting, n
 
     def _check(self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor) -> None:
@@ -102,8 +103,11 @@ class ThresholdMap(NamedTuple):
 def _tensors(
     call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor, masked: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x, k and the softness. If rows are sharded and this process has no items, x gets one masked item."""
-    on_host = x.is_cuda and not call.is_compiling
+    """x, k and the softness. If rows are sharded and this process has no items, x gets one masked item.
+
+    Kernels take single numbers from the host. In forward mode, the tangents of these would be there, too.
+    """
+    on_host = x.is_cuda and call.is_plain
     k, softness = (in_rows_of(x, value, on_host) for value in (k, softness))
     return x if call.shards is None else with_an_item(x, masked), k, softness
 

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from khot._contents import checks_contents, looks_at_contents
 from khot._distributed.boundary import of_rows
 from khot._validation import check_enough, check_k, check_scores, check_softness, checked_count, checked_int
+from khot.kernels.call import is_plain
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
 from khot.kernels.transport import sorted_transport, sorted_transport_derivative
@@ -154,8 +155,8 @@ def sorted_transport_topk(
 
 def _columns(x: Tensor, k: int, epsilon: float | Tensor, tol: float, max_iter: int) -> Tensor:
     """The plans of rows x (..., n), with columns as rows (..., k, n)."""
-    on_host = x.is_cuda and not torch.compiler.is_compiling()
-    half = in_rows_of(x, epsilon, on_host) / 2
+    on_host = x.is_cuda and is_plain(x, epsilon)  # in forward mode, the tangent of a number would be there, too
+    half = in_rows_of(x, epsilon) / 2 if isinstance(epsilon, Tensor) else in_rows_of(x, epsilon / 2, on_host)
     if not may_have_excluded(x):
         y: Tensor = _apply(x, half, k, tol, max_iter, checks_contents(x))[0]
         return y

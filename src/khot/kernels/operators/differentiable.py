@@ -23,6 +23,10 @@ def differentiable_operator(name: str) -> Callable[[Callable[..., Tensor]], Any]
     """
 
     def decorate(function: Callable[..., Tensor]) -> Any:
+        @functools.wraps(function)
+        def in_order(*args: Any) -> Tensor:
+            return function(*args).contiguous()  # as fakes are; strides of products differ between devices
+
         def derivative(grad: Tensor, *args: Any) -> list[Tensor]:
             with torch.enable_grad():
                 args = tuple(x.detach().requires_grad_() if _is_real(x) else x for x in args)
@@ -31,7 +35,7 @@ def differentiable_operator(name: str) -> Callable[[Callable[..., Tensor]], Any]
 
         schema = torch.library.infer_schema(function, mutates_args=())
         of_derivative = schema.replace("(", "(Tensor grad, ", 1).replace("-> Tensor", "-> Tensor[]")
-        value, slope = define(name, function), define(f"{name}_derivative", derivative, schema=of_derivative)
+        value, slope = define(name, in_order), define(f"{name}_derivative", derivative, schema=of_derivative)
 
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             tensors = iter(ctx.saved_tensors)

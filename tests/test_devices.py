@@ -1,0 +1,336 @@
+"""Results stay on the device of the arguments, and no operation there meets a tensor of the host; see tests/elsewhere.
+
+The device there is simulated, but has numbers, so that searches and checks run in plain torch, too. Whether Triton's
+own launchers keep to the rule can be seen only on an accelerator.
+"""
+
+import pyro
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
+from torch.distributions import Distribution, kl_divergence
+
+import khot
+from khot import (
+    AutoKHot,
+    ConditionalPoisson,
+    KHotReparam,
+    KHotSwap,
+    PhantomUnit,
+    PlackettLuce,
+    compare_estimators,
+    horvitz_thompson,
+    knn_loss,
+    perturbed_topk,
+    score_function,
+    sigmoid_topk,
+    subset_categorical,
+    subset_index,
+    subset_vector,
+)
+from khot.kernels import backend
+from khot.nn import GatherTopK, topk_attention
+from tests.elsewhere import DEVICE, Elsewhere, elsewhere, numbers, there
+from tests.every_map import MAPS, quick_first
+from tests.inputs import normal
+from tests.maps import LINKED
+from tests.modules import MODULES, N
+from tests.registry import CONSTRAINTS, DESIGNS, ESTIMATORS, FUNCTIONS, LOSSES, PERTURBED, RELAXED
+
+pytestmark = pytest.mark.pairwise
+
+LOGITS = normal(3, 5)
+GIVEN = {
+    "logits": lambda: {"logits": LOGITS, "k": 2},
+    "probs": lambda: {"probs": sigmoid_topk(LOGITS, 2)},
+    "logits_rows": lambda: {"logits": LOGITS.float(), "k": torch.tensor([1, 3, 2])},
+    "logits_one_row": lambda: {"logits": LOGITS[0], "k": torch.tensor(2)},
+    "logits_half": lambda: {"logits": LOGITS.half(), "k": 2},
+}
+EXCLUDING = {khot.sigmoid_topk, khot.sorted_transport_topk, khot.soft_rank, khot.soft_sort, khot.soft_permutation}
+SOFTNESSES = {"number": None, "one": (), "rows": (3,)}
+every_backend = pytest.mark.parametrize("backend_name", ["auto", "torch"])
+validate = pytest.mark.parametrize("validate_args", [True, False], ids=["validated", "unread"])
+
+
+@pytest.fixture
+def on_device(backend_name):
+    """The device, on which kernels or plain torch compute."""
+    with backend(backend_name), elsewhere():
+        yield
+
+
+def check(*results):
+    assert [type(value) for value in results if value is not None] == [Elsewhere] * len(results)
+
+
+def check_gradients(value, *leaves, twice=False):
+    """A value, the gradients of its sum, and perhaps the gradients of these."""
+    first = torch.autograd.grad(value.sum(), leaves, retain_graph=True, create_graph=twice)
+    check(value, *first)
+    moving = [grad.square().sum() for grad in first if grad.requires_grad]
+    if moving and twice:
+        check(*torch.autograd.grad(sum(moving), leaves, materialize_grads=True, retain_graph=True))
+
+
+def given(name, **more):
+    """The arguments of a design there, and the one that needs a gradient."""
+    arguments = {key: there(v) if isinstance(v, Tensor) else v for key, v in (GIVEN[name]() | more).items()}
+    (x,) = (arguments[key].requires_grad_() for key in ("logits", "probs") if key in arguments)
+    return arguments, x
+
+
+@every_backend
+def test_the_simulation_is_strict(on_device):
+    """The device has numbers, and refuses those of the host unless they are a single one."""
+    x = there(LOGITS)
+    assert x.device == DEVICE and x.is_cuda and bool((numbers(2 * x) == 2 * LOGITS).all())
+    check(x + torch.tensor(1.0), torch.ones(5, device=x.device) * x, x[torch.tensor([0, 1])])
+    mixtures = (
+        lambda: x + LOGITS,
+        lambda: torch.stack([x[0, 0], LOGITS[0, 0]]),
+        lambda: torch.where(x > 0, x, LOGITS),
+        lambda: LOGITS[0, 0].add_(x[0, 0]),
+    )
+    for wrong in mixtures:
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            wrong()
+
+
+# Their steps are few, or thousands of operations, each of which the simulation sees, would take minutes.
+SHORT = [case for case in MAPS if case.detail not in ("dual", "dykstra")]
+
+
+@validate
+@every_backend
+@pytest.mark.parametrize("softness", SOFTNESSES)
+@pytest.mark.parametrize("case", SHORT, ids=lambda case: case.name)
+def test_maps(case, softness, validate_args, on_device):
+    Distribution.set_default_validate_args(validate_args)
+    shape = SOFTNESSES[softness]
+    s = 0.7 if shape is None else torch.full(shape, 0.7, device=DEVICE, dtype=torch.float64, requires_grad=True)
+    x = there(normal(3, 6)).requires_grad_(case.differentiable)
+    y = case.call(x, s)
+    check(y)
+    if case.differentiable:
+        leaves = [v for v in (x, s) if isinstance(v, Tensor)]
+        check(*torch.autograd.grad(case.call(x, s).sum(), leaves, materialize_grads=True))
+        first = torch.autograd.grad(y.square().sum(), leaves, materialize_grads=True, create_graph=True)
+        moving = [grad.square().sum() for grad in first if grad.requires_grad]
+        check(*(torch.autograd.grad(sum(moving), leaves, materialize_grads=True) if moving else []))
+
+
+@every_backend
+@pytest.mark.parametrize("case", [case for case in MAPS if case.public in EXCLUDING], ids=lambda case: case.name)
+def test_excluded_entries(case, on_device):
+    x = normal(3, 6)
+    x[:, 1] = -torch.inf
+    x = there(x).requires_grad_()
+    check_gradients(case.call(x, 0.7), x)
+
+
+@every_backend
+@pytest.mark.parametrize("case", [case for case in SHORT if case.differentiable], ids=lambda case: case.name)
+def test_transforms_of_maps(case, on_device):
+    x = there(normal(3, 6))
+    with forward_ad.dual_level():
+        check(forward_ad.unpack_dual(case.call(forward_ad.make_dual(x, torch.ones_like(x)), 0.7)).tangent)
+    check(torch.func.vmap(torch.func.grad(lambda row: case.call(row, 0.7).sum()))(x))
+
+
+@every_backend
+@pytest.mark.parametrize("case", LINKED, ids=lambda case: case.name)
+def test_links(case, on_device):
+    x, k = there(normal(3, 6)).requires_grad_(), torch.full((3,), 2.0, device=DEVICE, requires_grad=True)
+    for function in (case.map, case.log):
+        check_gradients(function(x, k, 0.7), x, k, twice=True)
+        check_gradients(function(x, 2, 0.7), x, twice=True)
+
+
+@validate
+@every_backend
+@pytest.mark.parametrize("name", quick_first({name: name for name in GIVEN}))
+@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+def test_designs(case, name, validate_args, on_device):
+    Distribution.set_default_validate_args(validate_args)
+    arguments, x = given(name)
+    design = case.make(**arguments, validate_args=validate_args)
+    value = design.sample((2,))
+    check(value, design.expand((4, 3)).sample())
+    check_gradients(design.mean, x, twice=name == "logits")
+    check_gradients(design.variance, x)
+    if case.has_log_prob:
+        check_gradients(design.log_prob(value), x, twice=name == "logits")
+    if case.has_entropy:
+        check_gradients(design.entropy(), x)
+    if case.has_pairwise:
+        check_gradients(design.pairwise_inclusion, x)
+        check(*horvitz_thompson(design, value, there(normal(5))))
+    if name != "logits_rows":
+        check(design.sample_indices((2,)), design.enumerate_support())
+        check(design.mode if case.has_log_prob else value)
+
+
+@every_backend
+@pytest.mark.parametrize("case", [case for case in DESIGNS if case.takes_relaxation], ids=lambda case: case.name)
+def test_temperatures_of_designs(case, on_device):
+    for temperature in (0.5, torch.tensor([0.5, 1.0, 2.0])):
+        arguments, x = given("logits", temperature=temperature)
+        check_gradients(case.make(**arguments).mean, x)
+
+
+@every_backend
+def test_other_laws(on_device):
+    for parameter in ("logits", "probs"):
+        x = there(LOGITS.sigmoid()).requires_grad_()
+        design = PhantomUnit(ConditionalPoisson, **{parameter: x})
+        check_gradients(design.log_prob(design.sample()), x)
+        check_gradients(kl_divergence(design, design), x)
+    logits = there(LOGITS).requires_grad_()
+    order = PlackettLuce(logits=logits, k=2)
+    check_gradients(order.log_prob(order.sample()), logits)
+    design = ConditionalPoisson(logits=logits, k=2)
+    check(subset_categorical(design).probs, subset_index(design.sample()))
+    check(subset_vector(torch.arange(3, device=DEVICE), 5, 2))
+
+
+@every_backend
+@pytest.mark.parametrize("name", ["logits", "logits_rows"])
+@pytest.mark.parametrize("case", RELAXED, ids=lambda case: case.public.__name__)
+def test_relaxed_laws(case, name, on_device):
+    arguments, x = given(name)
+    law = case.public(0.5, **arguments)
+    value = law.rsample((2,))
+    check_gradients(value * x, x)
+    check_gradients(law.log_prob(law.sample()), x)
+
+
+@every_backend
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+def test_wrappers(case, estimator, on_device):
+    arguments, x = given("logits")
+    wrapped = estimator.wrap(case.make(**arguments), log_prob="none")
+    value = wrapped.rsample((2,))
+    check(wrapped.sample(), wrapped.log_prob(value.detach()))
+    check_gradients(value.square() * x, x)
+
+
+@every_backend
+@pytest.mark.parametrize("name", ["logits", "logits_rows"])
+@pytest.mark.parametrize("case", PERTURBED, ids=lambda case: case.name)
+def test_perturbed_scores(case, name, on_device):
+    arguments, x = given(name)
+    check_gradients(case.make(**arguments).rsample((2,)) * torch.arange(5.0, device=DEVICE), x)
+    check_gradients(perturbed_topk(x, 2, num_samples=4), x)
+
+
+@every_backend
+@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
+def test_functions(case, on_device):
+    arguments, x = given("logits")
+    check_gradients(case.estimate(case.design(**arguments), lambda value: (value * x).sum(-1), 4), x)
+
+
+@every_backend
+@pytest.mark.parametrize("case", LOSSES, ids=lambda case: case.name)
+def test_losses(case, on_device):
+    x, target = there(normal(3, 6)).requires_grad_(), there(case.targets(1, 3))
+    for softness in (0.7, torch.full((3,), 0.7, device=DEVICE)):
+        check_gradients(case.function(x, target, softness, "none"), x, twice=True)
+        check_gradients(case.module(softness, "mean")(x, target), x)
+
+
+@every_backend
+def test_losses_and_layers_of_several_tensors(on_device):
+    query, keys = there(normal(2, 3, 4)).requires_grad_(), there(normal(2, 6, 4, seed=1)).requires_grad_()
+    labels, key_labels = (torch.zeros(2, m, dtype=torch.long, device=DEVICE) for m in (3, 6))
+    check_gradients(knn_loss(query, keys, labels, key_labels, 2.5, 0.7), query, keys)
+    for softness in (None, 0.3):
+        check_gradients(topk_attention(query, keys, keys, 2, softness), query, keys)
+    values, indices = GatherTopK(2, 0.5)(query.sum(-1), query)
+    check(indices)
+    check_gradients(values, query)
+
+
+def moved(module):
+    """The module with parameters and buffers there."""
+    for part in module.modules():
+        for name, value in list(part.named_parameters(recurse=False)):
+            setattr(part, name, torch.nn.Parameter(there(value)))
+        for name, value in list(part.named_buffers(recurse=False)):
+            part._buffers[name] = there(value)
+    return module
+
+
+@every_backend
+@pytest.mark.parametrize("case", MODULES, ids=lambda case: case.name)
+def test_modules(case, on_device):
+    module, x = moved(case.make()), there(normal(6, N).float()).requires_grad_()
+    target = None if case.target is None else there(case.target)
+    target = target.to(x.dtype) if target is not None and target.is_floating_point() else target
+    for training in (True, True, False):
+        y = module.train(training)(x) if target is None else module(x, target)
+        check(y)
+        if y.requires_grad:
+            check(*torch.autograd.grad(y.sum(), [x, *module.parameters()], materialize_grads=True))
+    check(*module.buffers())
+
+
+@every_backend
+@pytest.mark.parametrize("case", CONSTRAINTS, ids=lambda case: case.public.__name__)
+def test_constraints(case, on_device):
+    for k, row in case.inside.items():
+        value = there(torch.tensor(row, dtype=case.dtype))
+        for size in (k, torch.tensor(k), torch.tensor(k, device=DEVICE)):
+            check(case.make(size).check(value))
+
+
+@every_backend
+def test_estimates_are_compared(on_device):
+    design = ConditionalPoisson(logits=there(LOGITS[0]), k=2)
+    rows = compare_estimators(design, lambda x: x[..., 0], {"score": score_function}, 2, 2).rows
+    assert len(rows) == 1 and rows[0].variance >= 0
+
+
+@every_backend
+@pytest.mark.usefixtures("fresh_pyro")
+def test_inference(on_device):
+    """Guides, reparametrised sites, and chains of swaps, one or several."""
+    logits, gain = there(LOGITS[0]).requires_grad_(), there(normal(5, seed=1))
+
+    def model():
+        design = ConditionalPoisson(logits=logits.detach(), k=2)
+        pyro.factor("gain", pyro.sample("x", design) @ gain)
+
+    guide = AutoKHot(model)
+    check(guide()["x"])
+    pyro.infer.Trace_ELBO().loss_and_grads(model, guide)
+    check(*(parameter.grad for parameter in guide.parameters()))
+    for arguments in ({}, {"temperature": 0.5}):
+        site = pyro.poutine.reparam(
+            lambda: pyro.sample("x", ConditionalPoisson(logits=logits, k=2)), {"x": KHotReparam(**arguments)}
+        )
+        check_gradients(site() * gain, logits)
+    for chains in ({}, {"chains": 4}):
+        mcmc = pyro.infer.MCMC(KHotSwap(model, **chains), num_samples=2, warmup_steps=5, disable_progbar=True)
+        mcmc.run()
+        check(mcmc.get_samples()["x"])
+
+
+@pytest.mark.parametrize("case", MAPS, ids=lambda case: case.name)
+def test_graphs(case, monkeypatch):
+    """What a compiler is told of the devices of results."""
+    monkeypatch.setattr(FakeTensor, "is_cuda", property(lambda x: x.device.type == DEVICE.type), raising=False)
+    with FakeTensorMode():
+        for shape in SOFTNESSES.values():
+            softness = 0.7 if shape is None else torch.full(shape, 0.7, device=DEVICE, requires_grad=True)
+            x = torch.empty(3, 6, device=DEVICE, requires_grad=case.differentiable)
+            results = [case.call(x, softness)]
+            if case.differentiable:
+                results += torch.autograd.grad(results[0].sum(), x, create_graph=True)
+                if results[1].requires_grad:
+                    results += torch.autograd.grad(results[1].square().sum(), x, materialize_grads=True)
+            assert {value.device.type for value in results} == {DEVICE.type}
