@@ -81,7 +81,7 @@ wheel:  ## builds and checks the packages in dist/, and tries the wheel in an em
 	rm -rf build/builder build/empty
 
 bench: $(READY)  ## measures times of khot and of other implementations
-	@for script in $(filter-out %/timing.py %/sass.py %/gpu.py %/gpu_static.py,$(wildcard benchmarks/*.py)); do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
+	@for script in $(filter-out %/timing.py %/sass.py %/gpu.py %/gpu_static.py %/gpu_tiles.py,$(wildcard benchmarks/*.py)); do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
 
 # In a Python that has a torch for its accelerator, as it is: no .venv, no pins, and Pyro only if it is there.
 GPU_TESTS := $(filter-out %_aot.py %_interpreter.py,$(wildcard tests/kernels/test_triton*.py)) \

@@ -23,9 +23,12 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_map_only
 
 from khot._torch_internals import eager_dispatcher, has_memory, runs_unwatched
-from khot.kernels import call
+from khot.kernels import call, threshold
+from khot.kernels.exact.rows import in_rows_of
+from khot.kernels.links.base import Link
 from khot.kernels.operators.platforms import PLATFORMS
 from khot.kernels.registry import Backend, Backends, Operator
+from khot.kernels.threshold.kinds import Found, Kind, Plain
 from khot.laws import order_at_once
 
 DEVICE = torch.device("lazy")
@@ -118,7 +121,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 def _here(value: Any) -> Any:
     """An argument with the numbers of tensors that are there."""
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         return type(value)(map(_here, value))
     return value.here if isinstance(value, Elsewhere) else value
 
@@ -172,6 +175,27 @@ def _chosen(self: Backends, *asked: Any) -> Backend | None:
     return choice._replace(load=lambda: _launched(self.plain))
 
 
+def _mask(x: Tensor, k: float, scale: float, link: Link, kind: Kind) -> Found:
+    sizes, scales = (in_rows_of(x, value) for value in (k, scale))
+    found: Found = threshold.mask.plain(x, sizes, scales, link.key, kind.name, "softness", False)
+    return found
+
+
+def _gradient(x: Tensor, scale: float, anchor: Tensor, offset: Tensor, grad: Tensor, link: Link, kind: Kind) -> Tensor:
+    arguments = x, in_rows_of(x, scale), anchor, offset, grad, link.key, kind.name, False
+    found: Tensor = threshold.mask_derivative.plain(*arguments)[0]
+    return found
+
+
+_by_name = Backends.named
+
+
+def _named(self: Backends, name: str) -> Any:
+    if name == "triton" and self is threshold.plain:
+        return Plain(_launched(_mask), _launched(_gradient))
+    return _by_name(self, name)
+
+
 @contextmanager
 def elsewhere() -> Iterator[None]:
     """In this context tensors may be elsewhere, and calls with them are as plain as those on real devices."""
@@ -179,6 +203,7 @@ def elsewhere() -> Iterator[None]:
     with (
         patch.dict(PLATFORMS, triton=platform),
         patch.object(Backends, "choose", _chosen),
+        patch.object(Backends, "named", _named),
         patch.object(call, "has_memory", lambda x: type(x) is Elsewhere or has_memory(x)),
         patch.object(call, "runs_unwatched", _runs_unwatched),
         patch.object(order_at_once, "eager_dispatcher", _eager_dispatcher),

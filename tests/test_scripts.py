@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import khot
 from khot.kernels.operators.platforms import lacks_triton
@@ -149,6 +150,14 @@ def test_help_of_benchmarks(file, load, capsys):
         module.main()
     shown = capsys.readouterr().out
     assert ended.value.code == 0 and "--help" in shown and module.__doc__.split()[0] in shown
+
+
+def test_operations_timed_on_an_accelerator_agree_with_their_references(load):
+    module = load(ROOT / "benchmarks" / "gpu.py")
+    x = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    with khot.kernels.backend("torch"):  # which is timed, too, and is what runs where a kernel does not
+        wrong = [name for name, operation in module.OPERATIONS.items() if not module.agrees(operation, x, 4)]
+    assert wrong == []
 
 
 def test_regimes_are_timed_of_every_map_design_and_estimator(load):

@@ -66,7 +66,7 @@ def gradient_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: 
 
 
 def masks() -> list[KernelCase]:
-    everywhere = [((64, n), SINGLE) for n in (300, 1000, 4096, 16_384)]
+    everywhere = [((64, n), SINGLE) for n in (300, 1000, 2000, 2001, 4096, 16_384)]
     long_rows = [((512, 100_000), SINGLE), ((1, 10**7), SINGLE)]
     double = [((64, n), DOUBLE) for n in (100, 500, 1000, 2000, 5000)]
     largest: list[tuple[tuple[int, ...], torch.dtype]] = [((64, 16_384), SINGLE)]

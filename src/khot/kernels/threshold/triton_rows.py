@@ -5,7 +5,7 @@ some 10^4 entries stay in the first-level cache, so nothing has to be held in re
 and Triton specialises none of a kernel's integers, so few kernels are compiled:
 
     short rows  4 rows in a warp, 8 threads per row: scalars of a row cost a quarter of an instruction
-    rows        a row in 2 to 8 warps, the more the longer it is; aligned rows are read 16 bytes at a time
+    rows        a row in 1 to 8 warps, the more the longer it is; aligned rows are read 16 bytes at a time
     split rows  several programs of 8 warps for a row, each with a chunk of its columns
     flagged     a row in 4 warps, in float64
 
@@ -34,9 +34,11 @@ from ..operators.platforms import MAX_N
 SHORT = 128  # entries of the longest rows of which several share a warp
 # For rows of up to so many entries: unroll, width and warps, the fastest of ten on an H100 that spill no registers.
 Sizes = tuple[tuple[int, tuple[int, int, int]], ...]
-ALIGNED: Sizes = ((1024, (2, 256, 2)), (2048, (4, 512, 4)), (8192, (8, 512, 4)), (MAX_N, (2, 1024, 8)))
-ALIGNED_PAIRS: Sizes = ((1024, (2, 256, 2)), (2048, (4, 512, 4)), (MAX_N, (4, 1024, 8)))  # of scores and cotangents
-UNALIGNED: Sizes = ((1024, (4, 64, 2)), (4096, (8, 128, 4)), (MAX_N, (8, 256, 8)))
+ALIGNED: Sizes = (
+    (512, (2, 128, 1)), (1024, (2, 256, 2)), (2048, (8, 256, 2)), (8192, (8, 512, 4)), (MAX_N, (2, 1024, 8)),
+)  # fmt: skip
+ALIGNED_PAIRS: Sizes = ((512, (2, 128, 1)), (1024, (2, 256, 2)), (2048, (4, 512, 4)), (MAX_N, (4, 1024, 8)))
+UNALIGNED: Sizes = ((512, (8, 32, 1)), (1024, (4, 64, 2)), (4096, (8, 128, 4)), (MAX_N, (8, 256, 8)))
 ALIGNED_DOUBLE: Sizes = ((1024, (8, 32, 1)), (MAX_N, (2, 256, 2)))
 UNALIGNED_DOUBLE: Sizes = ((1024, (8, 32, 1)), (MAX_N, (8, 64, 2)))
 REGISTERS = 128  # of a thread, at most; the assembler on its own would spill some at about a hundred
@@ -132,7 +134,7 @@ class Tile:
 def tile_of(*rows: Tensor, double: bool = False, pairs: bool = False) -> Tile:
     """The tile for tensors ``(rows, n)`` that are read or written together; in float64 if they are, or ``double``.
 
-    With ``pairs``, two of them are read.
+    With ``pairs``, a thread holds scores and cotangents.
     """
     (number, n), single = rows[0].shape, rows[0].dtype != torch.float64
     double = double or not single
