@@ -12,6 +12,29 @@ from torch import Tensor
 from .target import compiles_for_cuda
 
 _compiled: dict[tuple[Any, ...], Any] = {}
+_remembers = True
+
+
+def launch(
+    kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], constants: tuple[Any, ...], **options: Any
+) -> None:
+    """Launches a kernel on the device of its first argument, which must be the current one.
+
+    Args:
+        kernel: A function with ``@triton.jit``.
+        grid: Numbers of programs.
+        arguments: Its arguments, in order.
+        constants: Its constexprs, which come after them.
+        options: Triton's, as ``num_warps``.
+    """
+    key = (id(kernel), arguments[0].device, constants, *options.values(), *map(_kind, arguments))
+    found = _compiled.get(key)
+    if found is not None:
+        found[grid](*arguments, *constants)
+        return
+    compiled = kernel[grid](*arguments, *constants, **options)
+    if _remembers and compiles_for_cuda() and compiled is not None:  # on ROCm Triton looks at sizes of storages, too
+        _compiled[key] = compiled
 
 
 def _kind(value: Any) -> Any:
@@ -25,33 +48,8 @@ def _kind(value: Any) -> Any:
     return type(value)
 
 
-def launch(
-    kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], constants: tuple[Any, ...], **options: Any
-) -> None:
-    """Launches a kernel on the device of its first argument, which is the current one.
-
-    Args:
-        kernel: A function with ``@triton.jit``.
-        grid: Numbers of programs.
-        arguments: Its arguments, in order.
-        constants: Its constexprs, which come after them.
-        options: Triton's, as ``num_warps``.
-    """
-    key = (kernel.__name__, arguments[0].device, constants, tuple(options.values()), *map(_kind, arguments))
-    found = _compiled.get(key)
-    if found is not None:
-        found[grid](*arguments, *constants)
-        return
-    compiled = kernel[grid](*arguments, *constants, **options)
-    if compiled is not None and compiles_for_cuda() and _remembers:
-        _compiled[key] = compiled
-
-
-_remembers = True
-
-
 def forget_launches() -> None:
-    """Makes Triton look at all arguments again, from now on: for tools that replace its driver."""
+    """From now on Triton looks at all arguments of all launches: for tools that replace its driver."""
     global _remembers
     _remembers = False
     _compiled.clear()

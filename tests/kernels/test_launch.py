@@ -1,0 +1,87 @@
+"""A compilation is remembered for arguments of the same kind, and for no others."""
+
+from importlib import import_module
+
+import pytest
+import torch
+
+from tests.backends import skip_without_triton
+
+skip_without_triton()
+launches = import_module("khot.kernels.gpu.launch")
+GRID = (3, 1, 1)
+
+
+class Kernel:
+    """Stands in for a function with ``@triton.jit``, and for its compilations."""
+
+    def __init__(self):
+        self.compiled, self.launched = 0, []
+
+    def __getitem__(self, grid):
+        def compile_and_launch(*arguments, **options):
+            self.compiled += 1
+            return _Compilation(self)
+
+        return compile_and_launch
+
+
+class _Compilation:
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        return lambda *arguments: self.kernel.launched.append((grid, arguments))
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    monkeypatch.setattr(launches, "compiles_for_cuda", lambda: True)
+    monkeypatch.setattr(launches, "_compiled", {})
+    return Kernel()
+
+
+X = torch.zeros(64)
+ARGUMENTS = X, 1.5, 7, (X[4:], 0, 2.0)
+
+
+def test_launched_again(kernel):
+    for _ in range(3):
+        launches.launch(kernel, GRID, ARGUMENTS, ("mask", 8), num_warps=4)
+    assert kernel.compiled == 1 and kernel.launched == [(GRID, (*ARGUMENTS, "mask", 8))] * 2
+
+
+def test_other_numbers_of_the_same_kind(kernel):
+    launches.launch(kernel, GRID, ARGUMENTS, ("mask", 8), num_warps=4)
+    launches.launch(kernel, (5, 1, 1), (X[8:], -2.5, 9, (X, 16, 0.0)), ("mask", 8), num_warps=4)
+    assert kernel.compiled == 1 and kernel.launched[0][0] == (5, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "constants", "warps"),
+    [
+        pytest.param((X.double(), *ARGUMENTS[1:]), ("mask", 8), 4, id="dtype"),
+        pytest.param((X[1:], *ARGUMENTS[1:]), ("mask", 8), 4, id="alignment"),
+        pytest.param((X, 1.5, 1, ARGUMENTS[3]), ("mask", 8), 4, id="one"),
+        pytest.param((X, 1.5, 48, ARGUMENTS[3]), ("mask", 8), 4, id="divisible"),
+        pytest.param((X, 1.5, 2**31 + 1, ARGUMENTS[3]), ("mask", 8), 4, id="64_bits"),
+        pytest.param((X, 1.5, 7, (X[1:], 0, 2.0)), ("mask", 8), 4, id="alignment_in_a_tuple"),
+        pytest.param((X, 1.5, 7, (0, 0, 2.0)), ("mask", 8), 4, id="no_tensor"),
+        pytest.param((X.to("meta"), *ARGUMENTS[1:]), ("mask", 8), 4, id="device"),
+        pytest.param(ARGUMENTS, ("log_mask", 8), 4, id="constant"),
+        pytest.param(ARGUMENTS, ("mask", 8), 2, id="option"),
+    ],
+)
+def test_another_kind_is_compiled(kernel, arguments, constants, warps):
+    launches.launch(kernel, GRID, ARGUMENTS, ("mask", 8), num_warps=4)
+    launches.launch(kernel, GRID, arguments, constants, num_warps=warps)
+    assert kernel.compiled == 2 and kernel.launched == []
+
+
+def test_forgotten(kernel, monkeypatch):
+    monkeypatch.setattr(launches, "_remembers", True)
+    launches.launch(kernel, GRID, ARGUMENTS, ("mask", 8), num_warps=4)
+    launches.forget_launches()
+    for _ in range(2):
+        launches.launch(kernel, GRID, ARGUMENTS, ("mask", 8), num_warps=4)
+    assert kernel.compiled == 3 and kernel.launched == []
