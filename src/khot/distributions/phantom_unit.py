@@ -98,7 +98,7 @@ class PhantomUnit(SamplingDesign):
         self.design_class, self.design_kwargs = design_class, design_kwargs
         super().__init__(probs, logits, k=0, validate_args=validate_args)  # the sizes are set below
         self._shared_k = None
-        del self.__dict__["k"], self.__dict__["largest_k"]
+        del self.k, self.largest_k
         self._derived = None  # it was computed for other sizes
         _ = self.wrapped  # raises its errors here
 
