@@ -104,6 +104,11 @@ class KHotDistribution(TorchDistribution):
             return self
         return cast(Law, self.derived("in_float32", type(self)._made_in_float32))
 
+    @property
+    def unchecked(self: Law) -> Law:
+        """The same law without validation: values outside the support have a log-probability, too."""
+        return instance_of(type(self), self.__getstate__() | {"_validate_args": False})
+
     def derived(self, name: str, make: Callable[[Any], Any]) -> Any:
         """``make(self)``, computed once, and again when the parameters have changed.
 

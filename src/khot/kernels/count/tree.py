@@ -101,7 +101,7 @@ def _pad_even(x: Tensor, dim: int, origin: int | None = None) -> Tensor:
 
 def _in_pairs(x: Tensor, dim: int) -> Tensor:
     """The nodes along an axis as two halves, the left and the right children."""
-    return torch.unflatten(x, dim, (2, -1))  # not the method, which compilers do not support under a default device
+    return torch.unflatten(x, dim, (2, -1))
 
 
 class ProductTree:
