@@ -256,6 +256,12 @@ def is_own_object(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
+def test_unflatten_is_called_as_a_function():
+    """The method is one in Python, which compilers trace under a default device, and do not support."""
+    texts = {file.name: file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.py")}
+    assert [name for name, text in texts.items() if ".unflatten(" in text.replace("torch.unflatten(", "")] == []
+
+
 def test_only_kernels_leave_types_out():
     lax = {module_name(file) for file in FILES if "# mypy:" in file.read_text()}
     assert {library_of(module) for module in lax} <= {"triton", "numba"}

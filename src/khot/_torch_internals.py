@@ -218,9 +218,10 @@ def _is_traced_by_dynamo() -> bool:
     return _dynamo_translator() is not None
 
 
-# Earlier Dynamos do not list the attributes of an object, or not all of them do: that of torch 2.11 does not. All find
-# those that they are asked for by name.
-_LISTS_ATTRIBUTES = _VERSION >= (2, 13)
+# Dynamo lists the attributes of an object from torch 2.12 on. Those of torch 2.9 to 2.11 find attributes that they are
+# asked for by name, and assign them; they know no loop over `thing.__dict__`, and none of its `keys`, `values`, `items`,
+# `copy`, `update` and `pop`.
+_LISTS_ATTRIBUTES = _VERSION >= (2, 12)
 
 
 def attribute_names(thing: object, known: Sequence[str]) -> list[str]:

@@ -72,7 +72,7 @@ def test_built_in_links_are_called_by_their_value(name, link):
     "link", [*BUILT_IN.values(), Steep(0.1), NamedSteep(2.0), Cauchy()], ids=lambda link: type(link).__name__
 )
 def test_names_do_not_change_where_dynamo_lists_no_attributes(link, monkeypatch):
-    """As before torch 2.8, where only attributes that occur in the code of the class are found."""
+    """As before torch 2.12, where only attributes that occur in the code of the class are found."""
     name = link.key
     monkeypatch.setattr(_torch_internals, "_LISTS_ATTRIBUTES", False)
     monkeypatch.setattr(_torch_internals, "_is_traced_by_dynamo", lambda: True)
