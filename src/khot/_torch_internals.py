@@ -218,7 +218,7 @@ def _is_traced_by_dynamo() -> bool:
     return _dynamo_translator() is not None
 
 
-# Dynamo lists the attributes of an object from torch 2.12 on. Those of torch 2.9 to 2.11 find attributes that they are
+# Dynamo lists the attributes of an object from torch 2.12 on. Those of torch 2.8 to 2.11 find attributes that they are
 # asked for by name, and assign them; they know no loop over `thing.__dict__`, and none of `keys`, `values`, `items`,
 # `copy`, `update` and `pop` of it.
 _LISTS_ATTRIBUTES = _VERSION >= (2, 12)

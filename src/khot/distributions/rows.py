@@ -164,7 +164,7 @@ class DesignOfRows(DesignMembers):
         """Draws ``function(probs, k, draws, *options)``, ``(draws, *probs.shape)``, reshaped as ``sample`` requires."""
         shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
 
-        def of_rows(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor:
+        def of_rows(probs: Tensor, k: Tensor, kept: "Kept | None" = None) -> Tensor:
             return function(probs, k, draws, *options, kept=kept).movedim(0, -2)
 
         drawn = self._by_rows(of_rows, self.probs.detach())

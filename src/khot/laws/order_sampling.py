@@ -352,7 +352,7 @@ def _log_exponential_quantile(log_odds: Tensor) -> Tensor:
 def _family(noise: Noise, quantile: Callable[[Tensor], Tensor]) -> Family:
     """Scores are the z with F(z) = P(i in S), nearly linear in the positions; infinite for certain units."""
 
-    def scores(theta: Tensor, k: int | Tensor) -> Tensor:
+    def scores(theta: Tensor, k: "int | Tensor") -> Tensor:
         rows = _rows(theta, k)
         included, out = (p.masked_fill(~rows.open, 0.5) for p in _inclusion(noise, rows))
         certain = torch.where(rows.certain, torch.inf, -torch.inf)
