@@ -221,7 +221,7 @@ def test_a_link_that_changes_is_compiled_anew():
     torch.testing.assert_close(fast(x), capped_simplex_map(x, 2, 0.25, link=LOGISTIC))
 
 
-@pytest.mark.needs_torch("2.8")  # earlier, the compiler fails with an error of its own
+@pytest.mark.needs_torch("2.9")  # earlier, the compiler fails with an error of its own
 def test_a_tensor_in_a_link_made_inside_is_an_error_that_says_so():
     with pytest.raises(Exception, match="made inside a compiled function must have plain numbers"):
         compiled(lambda x: capped_simplex_map(x, 2, link=Steep(torch.ones(()))))(normal(2, 5))

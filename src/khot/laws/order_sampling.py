@@ -340,7 +340,7 @@ def _(theta: Tensor, k: Tensor, noise: str, depth: float) -> Tensor:
 
 def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor, log_odds: Tensor | None = None) -> Tensor:
     """The positions with given inclusion probabilities, by :func:`solve_logits`; for smooth noise."""
-    return solve_logits(probs, k, FAMILIES[noise], log_odds)
+    return solve_logits(probs, k, FAMILIES[noise.name], log_odds)  # torch 2.8 hashes no noise in a graph
 
 
 def _log_exponential_quantile(log_odds: Tensor) -> Tensor:
@@ -367,7 +367,7 @@ def _family(noise: Noise, quantile: Callable[[Tensor], Tensor]) -> Family:
     )
 
 
-FAMILIES: dict[Noise, Family] = {
-    LOGISTIC: _family(LOGISTIC, lambda log_odds: log_odds),
-    LOG_EXPONENTIAL: _family(LOG_EXPONENTIAL, _log_exponential_quantile),
+FAMILIES: dict[str, Family] = {
+    LOGISTIC.name: _family(LOGISTIC, lambda log_odds: log_odds),
+    LOG_EXPONENTIAL.name: _family(LOG_EXPONENTIAL, _log_exponential_quantile),
 }
