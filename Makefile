@@ -11,7 +11,7 @@ READY := $(VENV)/.khot-ready
 UNFINISHED := $(VENV)/.khot-unfinished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo experiments test test-oldest test-newest matrix check lint docs wheel bench gpu clean
+.PHONY: help demo experiments test test-oldest test-middle test-newest matrix check lint docs wheel bench gpu clean
 
 help:  ## prints this list
 	@echo "The first target that needs Python makes .venv, and downloads torch and some 300 MB more into it."
@@ -49,10 +49,13 @@ check: $(READY)  ## runs some cases of the quick tests; two minutes
 test-oldest: $(READY)  ## like test, on the oldest versions of Python, torch and the others that khot supports
 	$(BIN)/tox -e oldest
 
+test-middle: $(READY)  ## like test, on versions between these and the newest
+	$(BIN)/tox -e middle
+
 test-newest: $(READY)  ## like test, on the newest versions
 	$(BIN)/tox -e newest
 
-matrix: $(READY)  ## test-oldest, then test-newest
+matrix: $(READY)  ## test-oldest, test-middle, then test-newest
 	$(BIN)/tox
 
 lint: $(READY)  ## runs ruff and mypy; a minute

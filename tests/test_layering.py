@@ -256,6 +256,36 @@ def is_own_object(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
+def test_unflatten_is_called_as_a_function():
+    """The method is one in Python, which compilers trace under a default device, and do not support."""
+    texts = {file.name: file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.py")}
+    assert [name for name, text in texts.items() if ".unflatten(" in text.replace("torch.unflatten(", "")] == []
+
+
+def annotations_of(function: ast.FunctionDef) -> Iterator[ast.expr]:
+    for node in ast.walk(function.args):
+        if isinstance(node, ast.arg) and node.annotation:
+            yield node.annotation
+    if function.returns:
+        yield function.returns
+
+
+@pytest.mark.parametrize("room", ["distributions", "estimators", "laws", "nn", "relaxations", "kernels/count"])
+def test_functions_made_in_a_graph_quote_unions(room):
+    """Compilers evaluate the annotations of a function within a function, and that of torch 2.9 knows no unions."""
+    found = [
+        (file.name, inner.name)
+        for file in (SOURCE / "khot" / room).rglob("*.py")
+        for outer in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(outer, ast.FunctionDef)
+        for inner in ast.walk(outer)
+        if isinstance(inner, ast.FunctionDef) and inner is not outer
+        for annotation in annotations_of(inner)
+        if any(isinstance(node, ast.BinOp) for node in ast.walk(annotation))
+    ]
+    assert found == []
+
+
 def test_only_kernels_leave_types_out():
     lax = {module_name(file) for file in FILES if "# mypy:" in file.read_text()}
     assert {library_of(module) for module in lax} <= {"triton", "numba"}

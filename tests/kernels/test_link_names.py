@@ -72,7 +72,7 @@ def test_built_in_links_are_called_by_their_value(name, link):
     "link", [*BUILT_IN.values(), Steep(0.1), NamedSteep(2.0), Cauchy()], ids=lambda link: type(link).__name__
 )
 def test_names_do_not_change_where_dynamo_lists_no_attributes(link, monkeypatch):
-    """As before torch 2.8, where only attributes that occur in the code of the class are found."""
+    """As before torch 2.12, where only attributes that occur in the code of the class are found."""
     name = link.key
     monkeypatch.setattr(_torch_internals, "_LISTS_ATTRIBUTES", False)
     monkeypatch.setattr(_torch_internals, "_is_traced_by_dynamo", lambda: True)
@@ -221,7 +221,7 @@ def test_a_link_that_changes_is_compiled_anew():
     torch.testing.assert_close(fast(x), capped_simplex_map(x, 2, 0.25, link=LOGISTIC))
 
 
-@pytest.mark.needs_torch("2.8")  # earlier, the compiler fails with an error of its own
+@pytest.mark.needs_torch("2.9")  # earlier, the compiler fails with an error of its own
 def test_a_tensor_in_a_link_made_inside_is_an_error_that_says_so():
     with pytest.raises(Exception, match="made inside a compiled function must have plain numbers"):
         compiled(lambda x: capped_simplex_map(x, 2, link=Steep(torch.ones(()))))(normal(2, 5))

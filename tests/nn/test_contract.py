@@ -102,7 +102,8 @@ def compiled_alone(module, backend="aot_eager"):
 def check_compiles_in_evaluation(case):
     module = trained(case)
     compiled = compiled_alone(module, "eager")  # of whose operators training makes graphs, too
-    torch.testing.assert_close(case.call(compiled, X), case.call(module, X))
+    with torch.device("cpu"):  # a mode of torch, under which compilers know less
+        torch.testing.assert_close(case.call(compiled, X), case.call(module, X))
 
 
 def check_compiles_in_training(case):

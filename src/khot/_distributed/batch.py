@@ -188,4 +188,4 @@ class SpreadBatch(NamedTuple):
                 drawn.append(draw_rows(run.start, run.stop))
         axis = len(sample_shape)
         together = torch.cat(drawn, axis) if drawn else draw_rows(0, 0)
-        return together.unflatten(axis, self._block()[1]) if self.shape else together.squeeze(axis)
+        return torch.unflatten(together, axis, self._block()[1]) if self.shape else together.squeeze(axis)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from inspect import signature
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from pyro.distributions import MaskedDistribution, TorchDistribution
@@ -12,7 +12,7 @@ from torch.distributions.constraints import Constraint
 from torch.types import _size as SizeLike
 
 from khot._contents import can_look, has_contents
-from khot._torch_internals import is_tracing, validates
+from khot._torch_internals import attributes_of, instance_of, is_tracing, names_in_code, validates
 from khot._tracing import broadcast_shapes, untraced
 from khot._validation import check_strided, checked_shape
 from khot.laws.kept import Snapshot
@@ -31,6 +31,11 @@ class KHotDistribution(TorchDistribution):
     _derived: tuple[Snapshot, dict[str, Any]] | None = None  # see `derived`
     _shared_k: int | None = None  # the size, if it is known to be the same in all rows
     _log_prob: Any  # log-probability of values in the support
+    _known_names: ClassVar[tuple[str, ...]] = ()  # among which a graph finds the attributes
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._known_names = names_in_code(cls)
 
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
@@ -99,6 +104,11 @@ class KHotDistribution(TorchDistribution):
             return self
         return cast(Law, self.derived("in_float32", type(self)._made_in_float32))
 
+    @property
+    def unchecked(self: Law) -> Law:
+        """The same law without validation: values outside the support have a log-probability, too."""
+        return instance_of(type(self), self.__getstate__() | {"_validate_args": False})
+
     def derived(self, name: str, make: Callable[[Any], Any]) -> Any:
         """``make(self)``, computed once, and again when the parameters have changed.
 
@@ -129,19 +139,25 @@ class KHotDistribution(TorchDistribution):
         return is_half(self.dtype)
 
     def _made_in_float32(self) -> "KHotDistribution":
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__getstate__() | {self.parameter_name: self._parameter_in_float32()})
-        return new
+        return instance_of(type(self), self.__getstate__() | {self.parameter_name: self._parameter_in_float32()})
 
     def _parameter_in_float32(self) -> Tensor:
         return self.parameter.float()
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for copies and pickles, without computed values, whose graph cannot be copied."""
-        return {name: value for name, value in self.__dict__.items() if name != "_derived"}
+        return {name: value for name, value in self._attributes().items() if name != "_derived"}
+
+    def _blank(self: Law, instance: Law | None = None) -> Law:
+        """The given object, which has no attributes yet; a new one if there is none."""
+        return instance_of(type(self), {}) if instance is None else instance
+
+    def _attributes(self) -> dict[str, Any]:
+        """All attributes of this object by name; to be read only."""
+        return attributes_of(self, self._known_names)
 
     def _tensors(self) -> list[Tensor]:
-        return [value for value in vars(self).values() if isinstance(value, Tensor)]
+        return [value for value in self._attributes().values() if isinstance(value, Tensor)]
 
     def _has_contents(self, *tensors: Tensor) -> bool:
         """Whether these tensors and the parameters have contents; see :func:`khot._contents.has_contents`."""

@@ -177,7 +177,8 @@ class ConditionalPoisson(SamplingDesign):
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
-        return k_hot(*self.size[:2]) if self.size_varies else k_hot(self.size)
+        size = self.size
+        return k_hot(size.low, size.high) if self.size_varies else k_hot(size)
 
     @lazy_property
     def logits(self) -> Tensor:

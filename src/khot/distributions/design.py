@@ -132,7 +132,8 @@ class SamplingDesign(CheckedDesign):
             )
         check_function("relaxation", relaxation, "(logits, k, temperature)")
         check_flag("validate_args", validate_args, optional=True)
-        param, self.k, self.largest_k = self._sized(param, k)
+        param, *ends = self._sized(param, k)
+        self._set_ends(*ends)
         shape = shape_of(param)
         batch_shape, event_shape = shape[:-1], shape[-1:]
         if self.spread is not None and self.spread.shape != batch_shape:  # k has more rows
@@ -161,6 +162,10 @@ class SamplingDesign(CheckedDesign):
         if isinstance(k, Tensor):
             param, size = broadcast_with_k(self.parameter_name, param, size)
         return param, size, size
+
+    def _set_ends(self, k: Tensor, largest_k: Tensor) -> None:
+        """Sets the smallest and the largest number of ones of each row."""
+        self.k, self.largest_k = k, largest_k
 
     def _parameter_in_float32(self) -> Tensor:
         return self.parameter.float() if self.parameter_name == "logits" else unrounded(self.parameter, self.k)

@@ -9,7 +9,6 @@
   is infinite for other sizes.
 """
 
-import copy
 import functools
 import math
 import operator
@@ -121,9 +120,7 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
     p = p.expand(broadcast_shapes(p.batch_shape, q.batch_shape))
     value = p.enumerate_support(expand=False)
     log_p = p.log_prob(value)
-    unchecked = copy.copy(q)
-    unchecked._validate_args = False  # values that are impossible under q give infinity here and would raise
-    log_q = unchecked.log_prob(value)
+    log_q = q.unchecked.log_prob(value)  # values that are impossible under q give infinity here and would raise
     possible = log_p > -torch.inf
     ratio = log_p.masked_fill(~possible, 0.0) - log_q.masked_fill(~possible, 0.0)
     return (log_p.exp() * ratio).sum(0)
@@ -171,11 +168,10 @@ def _log_prob_of_single_units(design: SamplingDesign, other: OneHotCategorical) 
         raise ValueError(
             f"a divergence needs the same number of units, but got {design.event_shape} and {other.event_shape}"
         )
-    unchecked = copy.copy(design)
-    unchecked._validate_args = False  # vectors of another size would raise
     n, batch_dim = design.event_shape[0], len(design.batch_shape)
     units = torch.eye(n, dtype=design.parameter.dtype, device=design.parameter.device)
     try:
-        return unchecked.log_prob(units.view(n, *(1,) * batch_dim, n)).movedim(0, -1)
+        log_prob = design.unchecked.log_prob(units.view(n, *(1,) * batch_dim, n))  # vectors of another size would raise
+        return log_prob.movedim(0, -1)
     except NotImplementedError:  # a single unit is drawn with its inclusion probability by every design
         return design.mean.log().masked_fill((design.k != 1).unsqueeze(-1), -torch.inf)

@@ -126,7 +126,7 @@ class RelaxedKHot(KHotDistribution):
             raise ValueError(f"`temperature` must be positive and finite, but got {temperature}")
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "RelaxedKHot":
-        new = self._get_checked_instance(type(self), _instance)
+        new = self._blank(_instance)
         batch_shape = checked_expansion(batch_shape, self.logits, self.batch_shape)
         new.logits, new.relaxation = self.logits.expand(batch_shape + self.event_shape), self.relaxation
         new.temperature, new.k = (

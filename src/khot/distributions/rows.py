@@ -12,6 +12,7 @@ from typing_extensions import Self
 from khot._contents import can_look
 from khot._distributed.batch import SpreadBatch
 from khot._distributed.placements import everywhere
+from khot._torch_internals import instance_of
 from khot._tracing import shape_of
 from khot._validation import checked_expansion
 from khot.kernels.exact.row_slabs import MOST_SLABS, by_rows
@@ -84,7 +85,7 @@ class DesignOfRows(DesignMembers):
         return k if self._shared_k is None else self._shared_k
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
-        new = self._get_checked_instance(type(self), _instance)
+        new = self._blank(_instance)
         batch_shape, batch_dim = checked_expansion(batch_shape, self.parameter, self.batch_shape), len(self.batch_shape)
 
         def expanded(value: Any) -> Any:
@@ -92,7 +93,7 @@ class DesignOfRows(DesignMembers):
                 return value.expand(batch_shape + shape_of(value)[batch_dim:])
             return value.expand(batch_shape) if isinstance(value, DesignOfRows) else value
 
-        for name, value in self.__dict__.items():
+        for name, value in self._attributes().items():
             if name != "_derived":
                 new.__dict__[name] = expanded(value)
         if batch_shape != self.batch_shape:
@@ -103,7 +104,7 @@ class DesignOfRows(DesignMembers):
             new._derived_now().update({name: expanded(value) for name, value in self._derived_now().items()})
         super(DesignOfRows, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
-        return cast(Self, new)
+        return new
 
     def _sources(self) -> list[Any]:
         sizes = [] if self._shared_k is not None else [self.k, self.largest_k]
@@ -115,11 +116,12 @@ class DesignOfRows(DesignMembers):
 
     def some_rows(self, start: int, stop: int) -> Self:
         """The design of some rows of the batch, which are numbered as if the batch had one dimension."""
-        new, batch_dim, rows = object.__new__(type(self)), len(self.batch_shape), self.batch_shape.numel()
-        new.__dict__.update(self.__getstate__())
-        for name, value in new.__dict__.items():
+        batch_dim, rows = len(self.batch_shape), self.batch_shape.numel()
+        attributes = self.__getstate__()
+        for name, value in attributes.items():
             if isinstance(value, Tensor):
-                new.__dict__[name] = value.detach().reshape(rows, *value.shape[batch_dim:])[start:stop]
+                attributes[name] = value.detach().reshape(rows, *value.shape[batch_dim:])[start:stop]
+        new = instance_of(type(self), attributes)
         super(DesignOfRows, new).__init__(*new._shapes(), validate_args=False)
         return new
 
@@ -162,7 +164,7 @@ class DesignOfRows(DesignMembers):
         """Draws ``function(probs, k, draws, *options)``, ``(draws, *probs.shape)``, reshaped as ``sample`` requires."""
         shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
 
-        def of_rows(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor:
+        def of_rows(probs: Tensor, k: Tensor, kept: "Kept | None" = None) -> Tensor:
             return function(probs, k, draws, *options, kept=kept).movedim(0, -2)
 
         drawn = self._by_rows(of_rows, self.probs.detach())

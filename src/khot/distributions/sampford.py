@@ -69,7 +69,7 @@ class Sampford(SamplingDesign):
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         check_generator(generator, self.parameter.device)
 
-        def draw(probs: Tensor, k: Tensor, draws: int, kept: Kept | None) -> Tensor:
+        def draw(probs: Tensor, k: Tensor, draws: int, kept: "Kept | None") -> Tensor:
             return law.sample(probs, self._size_of(k), (draws,), generator, kept)
 
         return self._draw_by_rows(draw, sample_shape)

@@ -9,6 +9,7 @@ from typing_extensions import Self
 
 from khot._distributed.batch import SpreadBatch
 from khot._distributed.shards import Shards
+from khot._torch_internals import instance_of
 from khot.constraints import capped_simplex
 
 from .base import KHotDistribution
@@ -94,14 +95,14 @@ class SpreadDesign(DesignOfRows):
         return new
 
     def _part_of(self, spread: SpreadBatch) -> Self:
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__getstate__() | {"spread": None})
+        attributes = self.__getstate__() | {"spread": None}
         with torch.enable_grad():  # cached tensors keep their graph for later gradients
-            for name, value in new.__dict__.items():
+            for name, value in attributes.items():
                 if isinstance(value, Tensor):
-                    new.__dict__[name] = spread.here(name, value)
+                    attributes[name] = spread.here(name, value)
+        new = instance_of(type(self), attributes)
         super(SpreadDesign, new).__init__(*new._shapes(), validate_args=False)
-        new.__dict__.pop("_validate_args", None)
+        del new._validate_args
         return new
 
     def holds_parts(self, value: Tensor, shards: Shards) -> Tensor:

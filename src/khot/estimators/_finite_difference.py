@@ -146,7 +146,7 @@ def _differences(
     batch_dim = len(design.batch_shape) + 1  # including the draws
     latents = math.prod(shape_of(vectors)[batch_dim:-1])
     flat = vectors.reshape(*shape_of(vectors)[:batch_dim], latents, n)
-    first, second = (unit.reshape(*shape_of(flat)[:-1], per_vector) for unit in pairs[:2])
+    first, second = [unit.reshape(*shape_of(flat)[:-1], per_vector) for unit in (pairs.first, pairs.second)]
     found = [losses.new_zeros(0, *shape_of(losses), dtype=torch.float64)]
     for start in range(0, latents * per_vector, swaps_at_a_time):
         number = torch.arange(start, min(start + swaps_at_a_time, latents * per_vector), device=flat.device)

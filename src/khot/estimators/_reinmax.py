@@ -177,7 +177,7 @@ class _Tangent(NamedTuple):
 def _covariance_tangent(design: ConditionalPoisson) -> _Tangent:
     logits, k = design.logits, design.size
 
-    def softened(temperature: float | Tensor) -> Tensor:
+    def softened(temperature: "float | Tensor") -> Tensor:
         return inclusion_probabilities(logits / column(temperature), k).to(logits.dtype)
 
     return _Tangent(logits, design.mean, softened, _pull_back_covariance)
@@ -203,7 +203,7 @@ def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tan
         scores = link.inverse(torch.where(inside, probs, 0.5)).where(inside, logits)
         probs = probs.where(inside, constant)
 
-    def softened(temperature: float | Tensor) -> Tensor:
+    def softened(temperature: "float | Tensor") -> Tensor:
         return relaxation(logits, design.k, temperature * softness)
 
     return _Tangent(scores, probs, softened, partial(_pull_back_mask, link=link))

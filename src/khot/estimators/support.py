@@ -77,7 +77,7 @@ class _KHot:
             values[:, columns] = self._of_sizes(ranks[:, columns], sizes)
         return values
 
-    def _of_sizes(self, ranks: Tensor, sizes: range) -> Tensor:
+    def _of_sizes(self, ranks: Tensor, sizes: tuple[int, ...]) -> Tensor:
         if len(sizes) == 1:
             return k_hot_vectors_of_rank(self.n, sizes[0], ranks, self.like)
         values = self.like.new_empty(*ranks.shape, self.n)
@@ -103,7 +103,7 @@ class _Listed:
         return self.like[ranks]
 
 
-def _sizes(law: Distribution, support: k_hot, latents: int) -> list[range]:
+def _sizes(law: Distribution, support: k_hot, latents: int) -> list[tuple[int, ...]]:
     """The possible numbers of ones of each latent, which must be the same in all rows of the batch."""
     shape = (math.prod(law.batch_shape) // max(latents, 1), latents)
     ends = []
@@ -118,7 +118,7 @@ def _sizes(law: Distribution, support: k_hot, latents: int) -> list[range]:
             sizes = sorted({*rows.unique().tolist()})
             raise NotImplementedError(f"enumeration needs the same k in all rows, but got k in {sizes}")
         ends.append(rows[0].tolist() if len(rows) else [0] * latents)
-    return [range(low, high + 1) for low, high in zip(*ends, strict=True)]
+    return [tuple(range(low, high + 1)) for low, high in zip(*ends, strict=True)]  # in torch 2.8 no range is hashable
 
 
 def _product(terms: dict[Any, list[str]], factors: list[Any]) -> str:

@@ -12,6 +12,7 @@ from torch.distributions import Distribution, Independent, constraints, kl_diver
 from torch.types import _size as SizeLike
 
 from khot._contents import looks_at_contents
+from khot._torch_internals import instance_of
 from khot._tracing import broadcast_shapes, one_operation, shape_of
 from khot._validation import check_flag, check_positive_contents, checked_positive, checked_shape, described
 from khot.distributions import SamplingDesign
@@ -86,10 +87,10 @@ class DesignWrapper(KHotDistribution):
         return f"{type(self).__name__}({self.design})"
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "DesignWrapper":
-        new = self._get_checked_instance(type(self), _instance)
+        new = self._blank(_instance)
         batch_shape, batch_dim = checked_shape("batch_shape", batch_shape), len(self.batch_shape)
         designs = {id(self.design): self.design.expand(batch_shape)}  # if it is also the scorer, they share a graph
-        for name, value in self.__dict__.items():
+        for name, value in self._attributes().items():
             if isinstance(value, SamplingDesign):
                 value = designs.get(id(value)) or value.expand(batch_shape)
             elif isinstance(value, Tensor):
@@ -108,8 +109,7 @@ class DesignWrapper(KHotDistribution):
         return self.design.parameter
 
     def _made_in_float32(self) -> "DesignWrapper":
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__getstate__())
+        new = instance_of(type(self), self.__getstate__())
         new.design, new.scorer = self.design.in_float32, self.scorer and self.scorer.in_float32
         return new
 

@@ -297,7 +297,7 @@ def _covariance_solution(
 ) -> Tensor:
     """The v of :class:`_CovarianceSolve`."""
 
-    def of_rows(k: int | Tensor, logits: Tensor, b: Tensor) -> Tensor:
+    def of_rows(k: "int | Tensor", logits: Tensor, b: Tensor) -> Tensor:
         solved_for = FAMILIES[family]
         scores = solved_for.scores(logits, k) if solved_for.factors else None
         interior = logits.isfinite()
@@ -333,7 +333,7 @@ def _solution(
     """:func:`solve_logits`, without derivatives."""
     solved_for = FAMILIES[family]._replace(goal=goal)
 
-    def of_rows(k: int | Tensor, given: Tensor) -> Tensor:
+    def of_rows(k: "int | Tensor", given: Tensor) -> Tensor:
         return solve_scores(_target(given, k), k, solved_for)
 
     # Not `logit`, which wakes torch's threads even for a few numbers.

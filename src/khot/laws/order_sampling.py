@@ -340,7 +340,7 @@ def _(theta: Tensor, k: Tensor, noise: str, depth: float) -> Tensor:
 
 def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor, log_odds: Tensor | None = None) -> Tensor:
     """The positions with given inclusion probabilities, by :func:`solve_logits`; for smooth noise."""
-    return solve_logits(probs, k, FAMILIES[noise], log_odds)
+    return solve_logits(probs, k, FAMILIES[noise.name], log_odds)  # torch 2.8 hashes no noise in a graph
 
 
 def _log_exponential_quantile(log_odds: Tensor) -> Tensor:
@@ -352,7 +352,7 @@ def _log_exponential_quantile(log_odds: Tensor) -> Tensor:
 def _family(noise: Noise, quantile: Callable[[Tensor], Tensor]) -> Family:
     """Scores are the z with F(z) = P(i in S), nearly linear in the positions; infinite for certain units."""
 
-    def scores(theta: Tensor, k: int | Tensor) -> Tensor:
+    def scores(theta: Tensor, k: "int | Tensor") -> Tensor:
         rows = _rows(theta, k)
         included, out = (p.masked_fill(~rows.open, 0.5) for p in _inclusion(noise, rows))
         certain = torch.where(rows.certain, torch.inf, -torch.inf)
@@ -367,7 +367,7 @@ def _family(noise: Noise, quantile: Callable[[Tensor], Tensor]) -> Family:
     )
 
 
-FAMILIES: dict[Noise, Family] = {
-    LOGISTIC: _family(LOGISTIC, lambda log_odds: log_odds),
-    LOG_EXPONENTIAL: _family(LOG_EXPONENTIAL, _log_exponential_quantile),
+FAMILIES: dict[str, Family] = {
+    LOGISTIC.name: _family(LOGISTIC, lambda log_odds: log_odds),
+    LOG_EXPONENTIAL.name: _family(LOG_EXPONENTIAL, _log_exponential_quantile),
 }

@@ -168,7 +168,7 @@ class NMSparsity(Masking, Pattern):
         return mask.reshape(self._moved_shape(scores)).movedim(-1, self.dim)
 
     def _groups(self, weight: Tensor) -> Tensor:
-        return weight.movedim(self.dim, -1).unflatten(-1, (-1, self.m))
+        return torch.unflatten(weight.movedim(self.dim, -1), -1, (-1, self.m))
 
     def _moved_shape(self, weight: Tensor) -> torch.Size:
         return weight.movedim(self.dim, -1).shape

@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import Tensor
 
 
@@ -19,7 +20,7 @@ def as_axes(y: Tensor, x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     if not isinstance(dim, tuple):
         return y if dim in (-1, x.dim() - 1) else y.movedim(-1, dim)
     axes = _ordered(x, dim)
-    return y.unflatten(-1, [x.shape[axis] for axis in axes]).movedim(tuple(range(-len(axes), 0)), axes)
+    return torch.unflatten(y, -1, [x.shape[axis] for axis in axes]).movedim(tuple(range(-len(axes), 0)), axes)
 
 
 def _ordered(x: Tensor, dim: tuple[int, ...]) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ class _Roots(Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], leaf: Tensor, k: Tensor, *plan: int) -> tuple[Tensor, int]:
         leaf, k = _batch_as_rows(info, in_dims, (leaf, k))
         out = roots(leaf, k, *plan)
-        return out.unflatten(-1, (-1, info.batch_size)), 3
+        return torch.unflatten(out, -1, (-1, info.batch_size)), 3
 
 
 class _Outsides(Function):
@@ -99,7 +99,7 @@ class _Outsides(Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], leaf: Tensor, g: Tensor, k: Tensor, *plan: int) -> tuple[Tensor, int]:
         leaf, g, k = _batch_as_rows(info, in_dims, (leaf, g, k))
         out = outsides(leaf, g, k, *plan)
-        return out.unflatten(-1, (-1, info.batch_size)), 3
+        return torch.unflatten(out, -1, (-1, info.batch_size)), 3
 
 
 class _Bends(Function):
@@ -127,10 +127,10 @@ class _Bends(Function):
     ) -> tuple[tuple[Tensor, Tensor], tuple[int | None, int]]:
         leaf, u, g, k = _batch_as_rows(info, in_dims, (leaf, u, g, k))
         root, outside = bends(leaf, u, g, k, *plan)
-        outside = outside.unflatten(-1, (-1, info.batch_size))
+        outside = torch.unflatten(outside, -1, (-1, info.batch_size))
         if not plan[-1]:
             return (root, outside), (None, 3)
-        return (root.unflatten(-1, (-1, info.batch_size)), outside), (3, 3)
+        return (torch.unflatten(root, -1, (-1, info.batch_size)), outside), (3, 3)
 
 
 def _transposed(plan: list[Any], k: Tensor, inputs: list[Tensor]) -> Callable[..., tuple[Tensor, ...]]:

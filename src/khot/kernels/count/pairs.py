@@ -66,7 +66,7 @@ class _Split(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], g: Tensor, x: Tensor, start: int) -> tuple[Tensor, int]:
-        def batch_last(tensor: Tensor, dim: int | None) -> Tensor:
+        def batch_last(tensor: Tensor, dim: "int | None") -> Tensor:
             if dim is None:
                 return tensor.unsqueeze(-1).expand(*tensor.shape, info.batch_size)
             return tensor.movedim(dim, -1)

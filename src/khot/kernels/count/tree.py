@@ -101,7 +101,7 @@ def _pad_even(x: Tensor, dim: int, origin: int | None = None) -> Tensor:
 
 def _in_pairs(x: Tensor, dim: int) -> Tensor:
     """The nodes along an axis as two halves, the left and the right children."""
-    return torch.unflatten(x, dim, (2, -1))  # not the method, which compilers do not support under a default device
+    return torch.unflatten(x, dim, (2, -1))
 
 
 class ProductTree:
@@ -119,7 +119,8 @@ class ProductTree:
     def __init__(self, leaf: Tensor, k: Tensor, bound: int, with_forest: bool = True, wide_root: bool = False) -> None:
         self.leaf, self.k, self.bound = leaf, k, bound
         self.plan = _plan(leaf.shape[1], bound, wide_root)
-        centred = next((at for at, level in enumerate(self.plan, 1) if level.radius is not None), len(self.plan))
+        windows = [at for at, level in enumerate(self.plan, 1) if level.radius is not None]  # in torch 2.8 no `next`
+        centred = windows[0] if windows else len(self.plan)
         self.low = forest_levels(leaf, centred) if with_forest else 0  # levels computed by one operation
         self.pairs: list[Tensor] = []  # for the others: (width, 2, nodes of the new level, R)
         self.offset: Tensor | None = None
