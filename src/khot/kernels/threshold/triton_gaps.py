@@ -110,7 +110,7 @@ def _balance(x_rows, n, anchor, left, right, special, inverse, LINK: tl.constexp
     """
     first_end, last_end = (right - anchor) * inverse, (left - anchor) * inverse
     off, steps, going = 0.5 * (first_end + last_end), 0, special
-    off = tl.where(off == off, off, 0.0)  # between ends at infinity
+    off = tl.where(tl.abs(off) < float("inf"), off, 0.0)  # an end may be at infinity
     while any_row(going) & (steps < MAX_STEPS):
         first, last = first_end - off, off - last_end
         above, below = _sides(x_rows, x_rows, n, left, right, first, last, inverse, LINK, False, TILE)
