@@ -98,7 +98,7 @@ def launches_of(link: Any, n: int, backward: bool, target: str) -> list[Launch]:
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
-        found.append(Launch(kernel, options["TILE"], grid[0]))
+        found.append(Launch(kernel, args[-1], grid[0]))
         return kernel
 
     driver.set_active(NoDevice(TARGETS.get(target) or triton.backends.compiler.GPUTarget("cuda", int(target[3:]), 32)))

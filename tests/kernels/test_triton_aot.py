@@ -41,12 +41,12 @@ def run_compiler(cache: Path, *arguments: str) -> subprocess.CompletedProcess[st
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache)
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", *arguments]
+    command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 def run_aot(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_compiler(cache, "tests.kernels.aot", *arguments)
+    return run_compiler(cache, "-m", "tests.kernels.aot", *arguments)
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_every_link_compiles_as_itself(tmp_path):
     from khot.kernels.links.base_triton import triton_link  # imports Triton
     from tests.kernels.kernel_links import LINKS
 
-    result = run_compiler(tmp_path, "tests.kernels.link_functions")
+    result = run_compiler(tmp_path, "-m", "tests.kernels.link_functions")
     assert result.returncode == 0, result.stdout + result.stderr[-4000:]
     found = dict(line.split(": ", 1) for line in result.stdout.splitlines())
     pieces = {repr(triton_link(link)): link.kernel_has_log for link in LINKS}  # named as in another process
@@ -86,6 +86,24 @@ def test_all_other_kernels_compile(tmp_path):
     sys.stdout.write(result.stdout)
     assert result.returncode == 0, result.stdout + result.stderr[-4000:]
     assert "sm_90 " in result.stdout, "nothing was compiled"
+
+
+COUNT = """
+from benchmarks.gpu_static import launches_of, of_a_row
+from khot.kernels.links.logistic import LOGISTIC
+for backward in (False, True):
+    usual, flagged = launches_of(LOGISTIC, 64, backward, "sm_90")
+    print(of_a_row(usual, 64).total(0 if backward else 2)["all"])
+"""
+
+
+@pytest.mark.slow
+def test_instructions_of_a_short_row_are_counted(tmp_path):
+    """The table of static counts is made in this way; a derivative has no search, and so fewer instructions."""
+    result = run_compiler(tmp_path, "-c", COUNT)
+    assert result.returncode == 0, result.stderr[-4000:]
+    mask, derivative = map(float, result.stdout.split())
+    assert 0 < derivative < mask < 1000
 
 
 @pytest.mark.slow
