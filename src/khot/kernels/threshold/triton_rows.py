@@ -32,10 +32,11 @@ from ..gpu.tools import add2, row_numbers
 from ..operators.platforms import MAX_N
 
 SHORT = 128  # entries of the longest rows of which several share a warp
-# For rows of up to so many entries: unroll, width and warps, the fastest of ten on an H100 that spill no registers.
+# For rows of up to so many entries: unroll, width and warps. The fastest on an H100 of those that spill no registers on
+# any device (benchmarks/README.md).
 Sizes = tuple[tuple[int, tuple[int, int, int]], ...]
 ALIGNED: Sizes = (
-    (512, (2, 128, 1)), (1024, (2, 256, 2)), (2048, (8, 256, 2)), (8192, (8, 512, 4)), (MAX_N, (2, 1024, 8)),
+    (512, (2, 128, 1)), (1024, (2, 256, 2)), (2048, (4, 256, 2)), (8192, (4, 512, 4)), (MAX_N, (2, 1024, 8)),
 )  # fmt: skip
 ALIGNED_PAIRS: Sizes = ((512, (2, 128, 1)), (1024, (2, 256, 2)), (2048, (4, 512, 4)), (MAX_N, (4, 1024, 8)))
 UNALIGNED: Sizes = ((512, (8, 32, 1)), (1024, (4, 64, 2)), (4096, (8, 128, 4)), (MAX_N, (8, 256, 8)))
