@@ -202,7 +202,7 @@ def without_validation() -> None:
 
 
 def compile_kernels(job: tuple[str, tuple[int, int]]) -> None:
-    """Runs an operation on a few rows of a shape, as is timed and as is compared. What fails does so again, later."""
+    """Runs an operation on a few rows, once as it is timed and once as it is compared. Errors will occur again."""
     name, (rows, n) = job
     operation, k = OPERATIONS[name], max(1, n // 10)
     for count in (min(rows, 512), min(rows, COMPARED)):

@@ -218,9 +218,9 @@ def _is_traced_by_dynamo() -> bool:
     return _dynamo_translator() is not None
 
 
-# Dynamo lists the attributes of an object from torch 2.12 on. Those of torch 2.8 to 2.11 find attributes that they are
-# asked for by name, and assign them; they know no loop over `thing.__dict__`, and none of `keys`, `values`, `items`,
-# `copy`, `update` and `pop` of it.
+# Dynamo lists the attributes of an object from torch 2.12 on. That of torch 2.8 to 2.11 finds attributes by name and
+# can assign them, but does not support loops over `thing.__dict__`, nor its `keys`, `values`, `items`, `copy`, `update`
+# and `pop`.
 _LISTS_ATTRIBUTES = _VERSION >= (2, 12)
 
 
@@ -267,8 +267,9 @@ def names_in_code(kind: type) -> tuple[str, ...]:
 
 
 def _function_of(member: Any) -> Any:
-    """The function of a method, of a property or of a lazy property; any other member as it is."""
-    return inspect.unwrap(getattr(member, "fget", None) or getattr(member, "wrapped", member))
+    """The function of a method, or of a property of any kind; any other member as it is."""
+    found = (getattr(member, name, None) for name in ("fget", "wrapped", "func"))
+    return inspect.unwrap(next((function for function in found if function is not None), member))
 
 
 def _torch_26_is_exporting() -> bool:

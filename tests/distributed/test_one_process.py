@@ -84,7 +84,9 @@ def test_attention(mesh, axis):
     try:
         _ = parts[0] @ parts[1].mT
     except RuntimeError:
-        pytest.skip("torch 2.8 to 2.11 multiply no matrices that are sharded by heads")
+        if not torch.__version__.startswith(("2.8.", "2.9.", "2.10.", "2.11.")):
+            raise
+        pytest.skip("torch 2.8 to 2.11 cannot multiply matrices that are sharded by heads")
     whole = [x.clone().requires_grad_() for x in inputs]
     for some in (parts, whole):
         topk_attention(*some, 2).square().sum().backward()

@@ -236,6 +236,14 @@ FOUND = {  # rows that a long run has found, by what was wrong with them
         *("sigmoid", torch.float64, 3.999999675392476, 2.1239564698573179e-305),
         *([1.9571326896719014e302, 3.0620341728807785e304, 1.7976931348623157e308, 2.176e306], [0.3, -0.6, 0.4, 0.1]),
     ),
+    "small_scores_beside_the_largest": (
+        *("sigmoid", torch.float64, 2.3, 2.3e-308),
+        *([1.7e308, 6.9e-309, -3.91e-308, 2.07e-308, 5.06e-308], [0.3, -0.6, 0.4, 0.1, 0.7]),
+    ),
+    "a_threshold_beyond_the_largest_number": (
+        *("sigmoid", torch.float64, 0.01, 1e308),
+        *([0.0, 1.0, 2.0, 3.0], [0.3, -0.6, 0.4, 0.1]),
+    ),
     "an_offset_from_another_item": (
         *("sparse_2", torch.float64, 3.0524791932659157, 0.012511047118927223),
         [

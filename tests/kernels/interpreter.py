@@ -4,7 +4,7 @@ The interpreter takes a reduction or scan with a combining function of its own o
 kernels' own functions are sums, minima and maxima of tuples, which NumPy has, and linear recurrences.
 
 Two things are as on a device here, which Triton's interpreter does otherwise: minima and maxima leave out NaN, and a
-product that is added to something is not rounded before.
+product that is directly added to something is not rounded before, in float64 only to a ``longdouble``.
 """
 
 import functools
@@ -53,8 +53,8 @@ triton_forest.FOREST = ((32, 16, 1024, 1, 2), (1024, 1, 1024, 1, 2), (1024, 1, 1
 
 SUMS = [tools.add2, tools.add3, tools.add4]
 EACH = {
-    triton_gaps._larger_smaller_sum: (np.max, np.min, np.sum),
-    triton_flagged._ends_of: (np.min, np.max),
+    triton_gaps._larger_smaller_sum: (np.fmax.reduce, np.fmin.reduce, np.sum),
+    triton_flagged._ends_of: (np.fmin.reduce, np.fmax.reduce),
 }
 _one_by_one = ReduceOps.generic_reduce
 
@@ -89,7 +89,7 @@ def _scan(self, operands):
     if operands[0].handle.data.ndim > 1:
         return _scan_rows(self, operands)
     if self.combine_fn is points_triton.larger:
-        values = [np.maximum.accumulate(operands[0].handle.data)]
+        values = [np.fmax.accumulate(operands[0].handle.data)]
     elif self.combine_fn in RECURRENCES:
         decay, *sums = (operand.handle.data for operand in operands)
         values = [np.cumprod(decay), *(_recurrence(decay.tolist(), terms.tolist()) for terms in sums)]

@@ -38,6 +38,7 @@ class _Compilation:
 def kernel(monkeypatch):
     monkeypatch.setattr(launches, "compiles_for_cuda", lambda: True)
     monkeypatch.setattr(launches, "_compiled", {})
+    monkeypatch.setattr(launches, "_remembers", True)
     return Kernel()
 
 
@@ -78,10 +79,30 @@ def test_another_kind_is_compiled(kernel, arguments, constants, warps):
     assert kernel.compiled == 2 and kernel.launched == []
 
 
-def test_forgotten(kernel, monkeypatch):
-    monkeypatch.setattr(launches, "_remembers", True)
+def test_forgotten(kernel):
     launches.launch(kernel, GRID, ARGUMENTS, ("mask", 8), num_warps=4)
     launches.forget_launches()
     for _ in range(2):
         launches.launch(kernel, GRID, ARGUMENTS, ("mask", 8), num_warps=4)
     assert kernel.compiled == 3 and kernel.launched == []
+
+
+def test_nothing_is_remembered_on_other_devices(kernel, monkeypatch):
+    monkeypatch.setattr(launches, "compiles_for_cuda", lambda: False)
+    for _ in range(2):
+        launches.launch(kernel, GRID, ARGUMENTS, ("mask", 8), num_warps=4)
+    assert kernel.compiled == 2 and kernel.launched == []
+
+
+NUMBERS = [True, False, 1, 0, 7, 16, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**63 - 1, 2**63, 1.5, 2.5]
+VALUES = [*NUMBERS, X, X[1:], X[4:], X.double(), (X, 0), (X[1:], 0), (X, 1)]
+
+
+def test_equal_kinds_are_equal_to_triton():
+    libtriton = pytest.importorskip("triton._C.libtriton")
+    if not hasattr(libtriton, "native_specialize_impl"):
+        pytest.skip("this Triton specialises in Python")
+    backend = import_module("triton.backends.nvidia.compiler").CUDABackend
+    known = [(launches._kind(v), libtriton.native_specialize_impl(backend, v, False, True, True)) for v in VALUES]
+    for kind, special in known:
+        assert all(special == other for same, other in known if same == kind)

@@ -1,4 +1,4 @@
-"""Masked items lead loops to no subnormal numbers, each of which takes a processor a hundred cycles."""
+"""With masked items loops produce no subnormal numbers, on each of which a processor spends some hundred cycles."""
 
 import pytest
 import torch

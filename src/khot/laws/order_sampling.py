@@ -340,7 +340,7 @@ def _(theta: Tensor, k: Tensor, noise: str, depth: float) -> Tensor:
 
 def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor, log_odds: Tensor | None = None) -> Tensor:
     """The positions with given inclusion probabilities, by :func:`solve_logits`; for smooth noise."""
-    return solve_logits(probs, k, FAMILIES[noise.name], log_odds)  # torch 2.8 hashes no noise in a graph
+    return solve_logits(probs, k, FAMILIES[noise.name], log_odds)  # Dynamo of torch 2.8 cannot hash a `Noise`
 
 
 def _log_exponential_quantile(log_odds: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ def _tensors(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x, k and the softness. If rows are sharded and this process has no items, x gets one masked item.
 
-    Kernels take single numbers from the host. In forward mode, the tangents of these would be there, too.
+    Kernels take single numbers from the host. In forward mode, their tangents would be on the host, too.
     """
     on_host = x.is_cuda and call.is_plain
     k, softness = (in_rows_of(x, value, on_host) for value in (k, softness))

@@ -155,7 +155,7 @@ def sorted_transport_topk(
 
 def _columns(x: Tensor, k: int, epsilon: float | Tensor, tol: float, max_iter: int) -> Tensor:
     """The plans of rows x (..., n), with columns as rows (..., k, n)."""
-    on_host = x.is_cuda and is_plain(x, epsilon)  # in forward mode, the tangent of a number would be there, too
+    on_host = x.is_cuda and is_plain(x, epsilon)  # in forward mode, its tangent would be on the host, too
     half = in_rows_of(x, epsilon) / 2 if isinstance(epsilon, Tensor) else in_rows_of(x, epsilon / 2, on_host)
     if not may_have_excluded(x):
         y: Tensor = _apply(x, half, k, tol, max_iter, checks_contents(x))[0]

@@ -2,7 +2,8 @@
 
 For each launch Triton finds out anew which of its compilations fits the arguments. This takes the host some 50 µs,
 while many kernels take 5 µs. :func:`launch` remembers the compilation by what Triton looks at: dtypes and alignment of
-tensors, and whether an integer fits into 32 bits, is 1, or is divisible by 16.
+tensors, and whether an integer fits into 32 bits, is 1, or is divisible by 16. Settings of Triton that change a
+compilation, such as ``TRITON_DEBUG``, must be made before the first launch of a kernel.
 """
 
 from typing import Any
@@ -44,7 +45,7 @@ def _kind(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_kind, value))
     if isinstance(value, int):
-        return value.bit_length() < 32, value == 1, value % 16 == 0
+        return type(value), -(2**31) <= value < 2**31, value < 2**63, value == 1, value % 16 == 0
     return type(value)
 
 

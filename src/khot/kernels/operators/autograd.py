@@ -75,7 +75,7 @@ class _ByFormula(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors  # once: a checkpoint refuses a second time
+        tensors = ctx.saved_tensors  # only once: a checkpoint does not allow a second read
         x, *constants = tensors[: ctx.count]
         further, nothing = torch.is_grad_enabled(), [None] * len(constants)
         if not further and is_direct(g):

@@ -25,8 +25,8 @@ TINY = torch.finfo(torch.float64).tiny
 WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^1024 is beyond all doubles
 MARGIN = 2.0**-10  # relative, added to a bracket for rounding and inaccurate inverses
 ANCHORINGS = 3  # searches in the offset, repeated if another item turns out to be nearer
-LARGE_SCALE, LARGE_SCORE = 2.0**500, 2.0**1000  # above these, differences might overflow, so rows are scaled down
-SHRINKAGE, QUARTER = 2.0**-600, 0.25  # the former for large scales only: it would take small ones to zero
+LARGE_SCALE, LARGE_SCORE = 2.0**500, 2.0**1022  # above these, differences might overflow, so rows are scaled down
+SHRINKAGE, QUARTER = 2.0**-600, 0.25  # the former for large scales only; a quarter is enough for scores
 LEAST_SHARE = 1e-300
 
 

@@ -151,7 +151,8 @@ def _judge_compact(residual, excess, total, slope, whole, rest, q, LINK: tl.cons
 def _judge_smooth(residual, excess, signed, total, slope, TILE: tl.constexpr):
     """Newton's method for log(A / B) = 2 atanh(R / (A + B)); no step in a gap in which all tails underflow.
 
-    Where R is A + B up to rounding, the step is only rounding: it depends on which products the compiler contracts.
+    Where abs(R) equals A + B up to rounding, the step consists of rounding errors, which depend on the products that
+    the compiler contracts; such a step is never the last.
     """
     size = total + tl.abs(excess)
     ratio = quotient(residual, size)
