@@ -4,9 +4,11 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from tests.backends import skip_without_triton
 
@@ -70,6 +72,14 @@ def test_every_link_compiles_as_itself(tmp_path):
     assert found.keys() - compiled.keys() == without
 
 
+# The assembler of older Triton spills 8 bytes of a few kernels.
+without_spills = pytest.mark.skipif(
+    Version(metadata.version("triton")) < Version("3.7"),
+    reason="Triton before 3.7 spills some registers",
+)
+
+
+@without_spills
 @pytest.mark.slow
 def test_no_kernel_spills(tmp_path):
     on = [word for target, cases in ON_TARGETS.items() for word in ("--on", target, *cases)]
@@ -80,6 +90,7 @@ def test_no_kernel_spills(tmp_path):
     assert [line for line in asked if line not in result.stdout] == [], "not all were compiled"
 
 
+@without_spills
 @pytest.mark.slow
 def test_all_other_kernels_compile(tmp_path):
     result = run_aot(tmp_path, "--on", "sm_90", "--one-size", "--others", *ALL_SIZES, "forest")
