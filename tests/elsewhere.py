@@ -28,7 +28,7 @@ from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.links.base import Link
 from khot.kernels.operators.platforms import PLATFORMS
 from khot.kernels.registry import Backend, Backends, Operator
-from khot.kernels.threshold.kinds import Found, Kind, Plain
+from khot.kernels.threshold.kinds import Kind, Plain, Solved
 from khot.laws import order_at_once
 
 DEVICE = torch.device("lazy")
@@ -175,9 +175,9 @@ def _chosen(self: Backends, *asked: Any) -> Backend | None:
     return choice._replace(load=lambda: _launched(self.plain))
 
 
-def _mask(x: Tensor, k: float, scale: float, link: Link, kind: Kind) -> Found:
+def _mask(x: Tensor, k: float, scale: float, link: Link, kind: Kind) -> Solved:
     sizes, scales = (in_rows_of(x, value) for value in (k, scale))
-    found: Found = threshold.mask.plain(x, sizes, scales, link.key, kind.name, "softness", False)
+    found: Solved = threshold.mask.plain(x, sizes, scales, link.key, kind.name, "softness", False)
     return found
 
 

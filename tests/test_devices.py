@@ -20,6 +20,7 @@ from khot import (
     KHotSwap,
     PhantomUnit,
     PlackettLuce,
+    StudentT,
     compare_estimators,
     horvitz_thompson,
     knn_loss,
@@ -138,6 +139,18 @@ def test_transforms_of_maps(case, on_device):
     with forward_ad.dual_level():
         check(forward_ad.unpack_dual(case.call(forward_ad.make_dual(x, torch.ones_like(x)), 0.7)).tangent)
     check(torch.func.vmap(torch.func.grad(lambda row: case.call(row, 0.7).sum()))(x))
+
+
+@validate
+@every_backend
+@pytest.mark.parametrize(("link", "sorts"), [(None, (1, 1)), (StudentT(4), (0, 1))], ids=["laplace", "student_t"])
+def test_rows_are_sorted_once(link, sorts, validate_args, on_device, monkeypatch):
+    """Only checks of contents need the order if there is a link."""
+    Distribution.set_default_validate_args(validate_args)
+    sort, calls = Tensor.sort, []
+    monkeypatch.setattr(Tensor, "sort", lambda x, *args, **kwargs: calls.append(1) or sort(x, *args, **kwargs))
+    check(khot.soft_rank(there(normal(3, 6)), 0.7, link=link))
+    assert len(calls) == sorts[validate_args]
 
 
 @every_backend
@@ -308,7 +321,9 @@ def test_inference(on_device):
     guide = AutoKHot(model)
     check(guide()["x"])
     pyro.infer.Trace_ELBO().loss_and_grads(model, guide)
-    check(*(parameter.grad for parameter in guide.parameters()))
+    parameters = list(guide.parameters())
+    assert parameters
+    check(*(parameter.grad for parameter in parameters))
     for arguments in ({}, {"temperature": 0.5}):
         site = pyro.poutine.reparam(
             lambda: pyro.sample("x", ConditionalPoisson(logits=logits, k=2)), {"x": KHotReparam(**arguments)}

@@ -2,7 +2,7 @@
 
 The launchers run as they are, on CPU tensors of the sizes that dispatch uses; a driver that only knows the name of the
 target makes Triton compile for it, and nothing is launched. Prints registers, spilled bytes and shared memory of each
-kernel, and exits with 1 if one spills.
+kernel, and exits with 1 if one spills more than ``--spills`` bytes.
 """
 
 import argparse
@@ -113,6 +113,7 @@ def main() -> int:
     parser.add_argument("--on", nargs="+", action="append", metavar=("TARGET", "CASE"), help="a target, cases (all)")
     parser.add_argument("--others", nargs="*", default=[], help="names of cases to leave out where all are taken")
     parser.add_argument("--one-size", action="store_true", help="the first size of each case only")
+    parser.add_argument("--spills", type=int, default=0, help="bytes that a kernel may spill (default: %(default)s)")
     options = parser.parse_args()
     on = options.on or [[target] for target in TARGETS]
     if unknown := sorted({target for target, *_ in on} - set(TARGETS)):
@@ -123,10 +124,10 @@ def main() -> int:
     spilling = 0
     for target, case, kernel, warps in compiled(cases_of, options.one_size):
         need = resources(kernel)
-        spilling += need.spills > 0
+        spilling += need.spills > options.spills
         numbers = f"{warps:5} {need.registers:9} {need.spills:6} {need.shared:6}"
         print(f"{target:7} {case:36} {kernel.metadata.name:20} {numbers}")
-    print(f"{spilling} kernels spill registers")
+    print(f"{spilling} kernels spill more than {options.spills} bytes of registers")
     return int(spilling > 0)
 
 

@@ -72,28 +72,23 @@ def test_every_link_compiles_as_itself(tmp_path):
     assert found.keys() - compiled.keys() == without
 
 
-# The assembler of older Triton spills 8 bytes of a few kernels.
-without_spills = pytest.mark.skipif(
-    Version(metadata.version("triton")) < Version("3.7"),
-    reason="Triton before 3.7 spills some registers",
-)
+# The assembler of Triton 3.6 spills two registers of a few kernels.
+SPILLS = ["--spills", "8"] if Version(metadata.version("triton")) < Version("3.7") else []
 
 
-@without_spills
 @pytest.mark.slow
 def test_no_kernel_spills(tmp_path):
     on = [word for target, cases in ON_TARGETS.items() for word in ("--on", target, *cases)]
-    result = run_aot(tmp_path, *on)
+    result = run_aot(tmp_path, *SPILLS, *on)
     sys.stdout.write(result.stdout)
     assert result.returncode == 0, result.stdout + result.stderr[-4000:]
     asked = [f"{target:7} {case} " for target, cases in ON_TARGETS.items() for case in cases]
     assert [line for line in asked if line not in result.stdout] == [], "not all were compiled"
 
 
-@without_spills
 @pytest.mark.slow
 def test_all_other_kernels_compile(tmp_path):
-    result = run_aot(tmp_path, "--on", "sm_90", "--one-size", "--others", *ALL_SIZES, "forest")
+    result = run_aot(tmp_path, *SPILLS, "--on", "sm_90", "--one-size", "--others", *ALL_SIZES, "forest")
     sys.stdout.write(result.stdout)
     assert result.returncode == 0, result.stdout + result.stderr[-4000:]
     assert "sm_90 " in result.stdout, "nothing was compiled"

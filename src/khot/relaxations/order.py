@@ -51,10 +51,10 @@ def _sorted(x: Tensor, scale: float | Tensor, descending: bool, dim: int) -> _Ro
     check_softness("scale", scale, x, x.shape[:-1])
     check_flag("descending", descending)
     dtype, excluded = x.dtype, None
-    looks = x.numel() == 0 or looks_at_contents(x)
+    looks = looks_at_contents(x) or x.numel() == 0
     if looks:
         values, order = x.sort(-1, descending=descending)
-    if not looks or _may_have_excluded(values, scale):
+    if not looks or _has_excluded(values, scale):
         filled = filled_below(x, 4 * FAR * in_rows_of(x, scale).unsqueeze(-1))
         x, excluded = filled.x, filled.number
         values, order = x.sort(-1, descending=descending)
@@ -71,7 +71,8 @@ def _with_link(x: Tensor, scale: float | Tensor, descending: bool, dim: int, lin
     x = x.movedim(dim, -1)
     check_softness("scale", scale, x, x.shape[:-1])
     check_flag("descending", descending)
-    _may_have_excluded(x.sort(-1).values, scale)  # for its checks; the sums over all pairs cost more than the sort
+    if looks_at_contents(x):
+        _has_excluded(x.sort(-1).values, scale)  # for its checks; the sums over all pairs cost more than the sort
     return x, scale, descending, link
 
 
@@ -83,12 +84,10 @@ def _halves(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
     return half, torch.full((*values.shape[:-1], 1), 0.5 * scale, dtype=torch.float64, device=values.device)
 
 
-def _may_have_excluded(ordered: Tensor, scale: float | Tensor) -> bool:
-    """Whether entries may be -inf. Checks the contents if it can read them."""
+def _has_excluded(ordered: Tensor, scale: float | Tensor) -> bool:
+    """Whether entries are -inf. Checks the contents."""
     if ordered.numel() == 0:
         return False
-    if not looks_at_contents(ordered):
-        return True
     if isinstance(scale, Tensor) and looks_at_contents(scale):
         check_softness_contents("scale", scale, ordered.dtype)
     ordered = ordered.detach()

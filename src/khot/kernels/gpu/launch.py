@@ -28,7 +28,7 @@ def launch(
         constants: Its constexprs, which come after them.
         options: Triton's, as ``num_warps``.
     """
-    key = (id(kernel), arguments[0].device, constants, *options.values(), *map(_kind, arguments))
+    key = (id(kernel), arguments[0].device, constants, *options.items(), *map(_kind, arguments))
     found = _compiled.get(key)
     if found is not None:
         found[grid](*arguments, *constants)

@@ -21,7 +21,7 @@ from ..exact.rows import Threshold, distances
 from ..links.base import Link
 
 SHRINK_STEPS, DIFFERENTIABLE_STEPS = 7, 3
-Found = tuple[Tensor, Tensor, Tensor]  # y, anchors and offsets
+Solved = tuple[Tensor, Tensor, Tensor]  # y, anchors and offsets
 
 
 class Kind(NamedTuple):
@@ -70,7 +70,7 @@ class Plain(NamedTuple):
         gradient: ``(x, scale, anchor, offset, grad, link, kind)``: dL/dx, or None likewise.
     """
 
-    mask: Callable[[Tensor, float, float, Link, Kind], Found | None]
+    mask: Callable[[Tensor, float, float, Link, Kind], Solved | None]
     gradient: Callable[[Tensor, float, Tensor, Tensor, Tensor, Link, Kind], Tensor | None]
 
 

@@ -11,7 +11,7 @@ from ..cpu.loops import over_rows
 from ..exact.rows import Threshold, compute_dtype, row_range
 from ..links.base import Link, link_numbers
 from . import exact
-from .kinds import KINDS, Kind, Plain
+from .kinds import KINDS, Kind, Plain, Solved
 from .numba_loops import Loops, loops_of
 
 
@@ -102,7 +102,7 @@ def _flat(value: Tensor) -> Tensor:
     return value.detach().reshape(-1).contiguous()
 
 
-def _plain_mask(x: Tensor, k: float, scale: float, link: Link, kind: Kind) -> tuple[Tensor, Tensor, Tensor] | None:
+def _plain_mask(x: Tensor, k: float, scale: float, link: Link, kind: Kind) -> Solved | None:
     items, n = _items(x), x.shape[-1]
     count = items.numel()
     rows = count // n

@@ -216,14 +216,14 @@ def launch_backward(
     flags = torch.empty(rows, dtype=torch.int32, device=x.device)
     at = (anchor.reshape(-1).contiguous(), offset.reshape(-1).contiguous(), grad_k, grad_scale, flags)
     tile, split = tile_of(items, g, grad_x, pairs=True), is_split(rows, n)
-    partial, tiles, grid = flags, [tile], (triton.cdiv(rows, tile.rows), 1)
+    partial, tiles, grid = flags, [tile], (triton.cdiv(rows, tile.rows), 1, 1)
     if split:
         partial = torch.empty((rows, PARTS.value, SUMS.value), dtype=tile.torch_dtype, device=x.device)
-        tiles, grid = [replace(tile, stage=stage) for stage in ("step", "end")], (tile.splits(rows, n), rows)
+        tiles, grid = [replace(tile, stage=stage) for stage in ("step", "end")], (tile.splits(rows, n), rows, 1)
     numbers = (*Argument.of(scale, x.device), items.stride(0), g.stride(0), rows, n, float(link.q))
     with on_device(x):
         for part in (*tiles, flagged_tile(items)):
-            programs = (rows, 1, 1) if part.stage == "flagged" else (*grid, 1)
+            programs = (rows, 1, 1) if part.stage == "flagged" else grid
             constants = triton_link(link), kind, with_scale, part
             launch(_mask_bwd, programs, (items, g, grad_x, (*at, partial), *numbers), constants, **part.options)
             if part.stage == "end" and with_scale:

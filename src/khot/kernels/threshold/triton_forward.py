@@ -255,12 +255,12 @@ def launch_forward(
     with on_device(x):
         if is_split(rows, n):
             at = _launch_steps(items, at, numbers, link, tile)
-            tile, grid = replace(tile, stage="end"), (tile.splits(rows, n), rows)
+            tile, grid = replace(tile, stage="end"), (tile.splits(rows, n), rows, 1)
         else:
-            at, grid = (*at, flags, flags), (triton.cdiv(rows, tile.rows), 1)
-        for part, (first_axis, second_axis) in ((tile, grid), (flagged_tile(items), (rows, 1))):
-            constants, arguments = (triton_link(link), kind, part), (items, y, at, *numbers, items.stride(0), *tail)
-            launch(_mask_fwd, (first_axis, second_axis, 1), arguments, constants, **part.options)
+            at, grid = (*at, flags, flags), (triton.cdiv(rows, tile.rows), 1, 1)
+        arguments = (items, y, at, *numbers, items.stride(0), *tail)
+        for part, programs in ((tile, grid), (flagged_tile(items), (rows, 1, 1))):
+            launch(_mask_fwd, programs, arguments, (triton_link(link), kind, part), **part.options)
     batch = x.shape[:-1]
     return None if y is None else y.reshape(x.shape), anchor.reshape(batch), offset.reshape(batch), flags
 
