@@ -150,7 +150,7 @@ def table(targets: list[str]) -> Iterator[dict[str, Any]]:
                     counts, steps = of_a_row(usual, n), 0 if backward else STEPS[str(link.kernel)]
                     total = counts.total(steps)
                     of_call = {unit: ROWS * total[unit] for unit in ("all", "special", "float64")}
-                    of_call["all"] += ROWS * until_it_ends(flagged)
+                    of_call["all"] += flagged.programs * until_it_ends(flagged)
                     moved = ROWS * n * 4 * (3 if backward else 2)
                     softmax = moved / device.bandwidth + LAUNCH
                     seen = backward or counts.step["memory"] > 0  # whether the search has been told from the rest

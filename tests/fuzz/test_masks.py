@@ -264,6 +264,22 @@ FOUND = {  # rows that a long run has found, by what was wrong with them
         *("sigmoid", torch.float32, 2.0, 0.02239181015316536),
         *([1.304937720298767, 1.304937720298767, torch.finfo(torch.float32).min], [-0.9626, 1.2240, 0.6146]),
     ),
+    "a_threshold_farther_from_the_items_than_any_number": (
+        *("student_t_1", torch.float64, 1.999999998062621, 5.0876020574097976e300),
+        [1.3805962575548704e308, -torch.inf, -torch.inf, 1.0137909324811338e308, -torch.inf],
+        [-2.11, -0.15, -0.22, 0.25, -1.31],
+    ),
+    "a_gap_with_an_end_infinitely_many_scales_away": (
+        *("normal", torch.float64, 3.0, 3.7858587729121645e-28),
+        [
+            torch.finfo(torch.float64).min,
+            3.4828795258089184e-33,
+            1.21517756387711e-28,
+            1.8556722880235644e-27,
+            -torch.inf,
+        ],
+        [-2.47, -1.25, -0.54, 0.27, 1.09],
+    ),
     "a_logarithm_without_a_gap": (
         *("log_sigmoid", torch.float32, 2.0, 1.3232524298264273e23),
         *([-3.402115407466025e38, -3.402115407466025e38, -torch.inf, -3.402115407466025e38], [-0.81, 0.49, 0.0, -1.05]),

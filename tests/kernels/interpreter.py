@@ -19,6 +19,7 @@ from khot.kernels.count import triton_forest
 from khot.kernels.gpu import plans, tools
 from khot.kernels.order import triton_points as points_triton
 from khot.kernels.order import triton_scans as lapsum_triton
+from khot.kernels.order import triton_slices
 from khot.kernels.threshold import triton_flagged, triton_forward, triton_gaps, triton_rows
 
 np.seterr(all="ignore")  # infinities are meant
@@ -49,6 +50,7 @@ def pytest_runtest_call(item):
 # An operation takes the interpreter about as long for a thousand entries as for one.
 plans.PROGRAMS = triton_rows.PROGRAMS = 8
 plans.SPLIT_ABOVE, triton_forward.SAMPLE = 2**13, 2**10
+triton_rows.FLAGGED_PROGRAMS, triton_slices.ENOUGH = 3, 2
 triton_forest.FOREST = ((32, 16, 1024, 1, 2), (1024, 1, 1024, 1, 2), (1024, 1, 1024, 1, 2))
 
 SUMS = [tools.add2, tools.add3, tools.add4]

@@ -94,22 +94,28 @@ def test_all_other_kernels_compile(tmp_path):
     assert "sm_90 " in result.stdout, "nothing was compiled"
 
 
-COUNT = """
+SHORT_ROWS = """
+import re
 from benchmarks.gpu_static import launches_of, of_a_row
 from khot.kernels.links.logistic import LOGISTIC
 for backward in (False, True):
     usual, flagged = launches_of(LOGISTIC, 64, backward, "sm_90")
     print(of_a_row(usual, 64).total(0 if backward else 2)["all"])
+    print(*set(re.findall(r"threadsPerWarp = \\[(\\d+, \\d+, \\d+)\\]", usual.kernel.asm["ttgir"])))
 """
 
 
 @pytest.mark.slow
-def test_instructions_of_a_short_row_are_counted(tmp_path):
-    """The table of static counts is made in this way; a derivative has no search, and so fewer instructions."""
-    result = run_compiler(tmp_path, "-c", COUNT)
+def test_short_rows_share_a_warp(tmp_path):
+    """Each of four rows has threads of its own: if these had all rows, each number of a row would be computed 32 times.
+
+    The table of static counts is made in this way; a derivative has no search, and so fewer instructions.
+    """
+    result = run_compiler(tmp_path, "-c", SHORT_ROWS)
     assert result.returncode == 0, result.stderr[-4000:]
-    mask, derivative = map(float, result.stdout.split())
-    assert 0 < derivative < mask < 1000
+    mask, of_mask, derivative, of_derivative = result.stdout.splitlines()
+    assert of_mask == of_derivative == "1, 4, 8"  # unrolled columns, rows, columns
+    assert 0 < float(derivative) < float(mask) < 300
 
 
 @pytest.mark.slow

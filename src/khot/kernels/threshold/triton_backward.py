@@ -35,8 +35,10 @@ from .triton_rows import (
     chunk_of,
     converted,
     distances,
+    flagged_programs,
     flagged_tile,
     load,
+    look_at_flags,
     over,
     partial_sums,
     per_row,
@@ -90,6 +92,7 @@ def _gap(x_rows, g_rows, n, anchor, off, scale, LINK: tl.constexpr, TILE: tl.con
     left, right, _ = neighbours(x_rows, n, anchor, off, inverse * LINK.unit, cut, TILE)
     place = off * (1.0 / LINK.unit)
     first, last = (right - anchor) * inverse - place, place - (left - anchor) * inverse
+    first, last = tl.minimum(first, FARTHEST_64), tl.minimum(last, FARTHEST_64)
     of_above, of_below, above, below = weigh_sides(x_rows, g_rows, n, left, right, first, last, inverse, LINK, TILE)
     return left, right, first, last, inverse, of_above, of_below, above, below
 
@@ -142,20 +145,38 @@ def _mask_bwd(
     q_number: tl.float64, LINK: tl.constexpr, KIND: tl.constexpr, WITH_SCALE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The rows of a program; for split rows the sums of a chunk, or its dL/dx from all sums, by ``TILE.stage``."""
+    pointers, scales, strides = (x_ptr, g_ptr, out_ptr), (scale_ptr, scale_number, stride_scale), (stride_x, stride_g)
+    if TILE.stage == "flagged":
+        begin, end, some = look_at_flags(at[4], rows)
+        if some:
+            for row in range(begin, end):
+                if tl.load(at[4] + row) != 0:
+                    _differentiate_rows(
+                        row + tl.arange(0, 1), pointers, at, scales, strides, n, q_number, LINK, KIND, WITH_SCALE, TILE
+                    )
+    else:
+        _differentiate_rows(
+            program_rows(rows, TILE), pointers, at, scales, strides, n, q_number, LINK, KIND, WITH_SCALE, TILE
+        )
+
+
+@triton.jit
+def _differentiate_rows(
+    row, pointers, at, scales, strides, n, q_number,
+    LINK: tl.constexpr, KIND: tl.constexpr, WITH_SCALE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     FLAGGED: tl.constexpr = TILE.stage == "flagged"
     HAS_GAPS: tl.constexpr = FLAGGED and not (LINK.heavy or (LINK.compact and LINK.reaches_zero))
     LOG: tl.constexpr = KIND == "log_mask"
-    row = program_rows(rows, TILE)
-    if FLAGGED and any_row(tl.load(at[4] + row) == 0):
-        return
-    scale = (per_row(row, scale_ptr, scale_number, stride_scale) * TILE.factor).to(TILE.dtype)
+    row = row.to(tl.int64)
+    scale = (per_row(row, scales[0], scales[1], scales[2]) * TILE.factor).to(TILE.dtype)
     unit, q = reciprocal(scale), tl.full((), q_number, tl.float64).to(TILE.dtype)
     anchor, off = tl.load(at[0] + row) * TILE.factor, tl.load(at[1] + row) * LINK.unit
     anchor, off, inverse, unit = anchor.to(TILE.dtype), off.to(TILE.dtype), unit * LINK.unit, unit * TILE.factor
-    x_rows, g_rows = starts(x_ptr, row, stride_x, TILE), starts(g_ptr, row, stride_g, TILE)
+    x_rows, g_rows = starts(pointers[0], row, strides[0], TILE), starts(pointers[1], row, strides[1], TILE)
     a = 0.0 * off if LOG or FLAGGED else converted(tl.load(g_rows), TILE.dtype)
     begin, length = chunk_of(n, TILE)
-    x_rows, g_rows, out_rows = x_rows + begin, g_rows + begin, starts(out_ptr, row, n, TILE) + begin
+    x_rows, g_rows, out_rows = x_rows + begin, g_rows + begin, starts(pointers[2], row, n, TILE) + begin
     here = at[5] + (row * PARTS + tl.program_id(0)) * SUMS
     if TILE.stage == "end":
         weight, direct = sums_of_chunks(at[5], row, SUMS)
@@ -223,7 +244,7 @@ def launch_backward(
     numbers = (*Argument.of(scale, x.device), items.stride(0), g.stride(0), rows, n, float(link.q))
     with on_device(x):
         for part in (*tiles, flagged_tile(items)):
-            programs = (rows, 1, 1) if part.stage == "flagged" else grid
+            programs = (flagged_programs(rows), 1, 1) if part.stage == "flagged" else grid
             constants = triton_link(link), kind, with_scale, part
             launch(_mask_bwd, programs, (items, g, grad_x, (*at, partial), *numbers), constants, **part.options)
             if part.stage == "end" and with_scale:

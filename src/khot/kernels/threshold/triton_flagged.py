@@ -170,7 +170,7 @@ def _search(x_rows, n, low, high, inverse, whole, rest, q, LINK: tl.constexpr, T
             away = tl.where(in_offset, t, 0.0)
             far = tl.abs(away) >= FAR_OFF  # the root is next to another item
             place = tl.where(in_offset & (~far), anchor + t / inverse, tl.where(in_offset, anchor, t))
-            place = tl.minimum(tl.maximum(place, -LARGEST_64), LARGEST_64)  # t may be beyond all numbers
+            place = tl.minimum(tl.maximum(place, -0.5 * LARGEST_64), 0.5 * LARGEST_64)  # t may be beyond all scores
             item = _next_anchor(x_rows, n, place, away, TILE)
             nearer = (~in_offset) | ((item != anchor) & (anchorings < ANCHORINGS))
             moved = (anchor - item) * inverse

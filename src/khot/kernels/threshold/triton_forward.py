@@ -39,7 +39,9 @@ from .triton_rows import (
     any_row,
     chunk_of,
     distances,
+    flagged_programs,
     flagged_tile,
+    look_at_flags,
     over,
     partial_sums,
     per_row,
@@ -90,12 +92,32 @@ def _mask_fwd(
     q_number: tl.float64, law, LINK: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Threshold and values of the rows, or of a chunk of a split row; flags rows that the search does not solve."""
-    row = program_rows(rows, TILE)
+    numbers = k_number, scale_number, stride_k, stride_scale
+    if TILE.stage == "flagged":
+        begin, end, some = look_at_flags(at[2], rows)
+        if some:
+            for row in range(begin, end):
+                if tl.load(at[2] + row) != 0:
+                    _fill_rows(
+                        row + tl.arange(0, 1), x_ptr, y_ptr, at, sizes, numbers, stride_x, rows, n, q_number, law,
+                        LINK, KIND, TILE,
+                    )  # fmt: skip
+    else:
+        _fill_rows(
+            program_rows(rows, TILE), x_ptr, y_ptr, at, sizes, numbers, stride_x, rows, n, q_number, law,
+            LINK, KIND, TILE,
+        )  # fmt: skip
+
+
+@triton.jit
+def _fill_rows(
+    row, x_ptr, y_ptr, at, sizes, numbers, stride_x, rows, n, q_number, law,
+    LINK: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    row = row.to(tl.int64)
     anchor_ptr, offset_ptr, flag_ptr, state_ptr, sums_ptr = at
-    if (TILE.stage == "flagged") and any_row(tl.load(flag_ptr + row) == 0):
-        return
     whole, rest, scale, q = _row_numbers(
-        row, sizes, k_number, scale_number, stride_k, stride_scale, q_number, TILE
+        row, sizes, numbers[0], numbers[1], numbers[2], numbers[3], q_number, TILE
     )  # fmt: skip
     k, x_rows, factor = whole + rest, starts(x_ptr, row, stride_x, TILE), 0.0 * rest + 1.0
     inverse = reciprocal(scale) * LINK.unit
@@ -259,7 +281,7 @@ def launch_forward(
         else:
             at, grid = (*at, flags, flags), (triton.cdiv(rows, tile.rows), 1, 1)
         arguments = (items, y, at, *numbers, items.stride(0), *tail)
-        for part, programs in ((tile, grid), (flagged_tile(items), (rows, 1, 1))):
+        for part, programs in ((tile, grid), (flagged_tile(items), (flagged_programs(rows), 1, 1))):
             launch(_mask_fwd, programs, arguments, (triton_link(link), kind, part), **part.options)
     batch = x.shape[:-1]
     return None if y is None else y.reshape(x.shape), anchor.reshape(batch), offset.reshape(batch), flags

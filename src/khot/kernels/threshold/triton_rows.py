@@ -7,7 +7,7 @@ and Triton specialises none of a kernel's integers, so few kernels are compiled:
     short rows  4 rows in a warp, 8 threads per row: scalars of a row cost a quarter of an instruction
     rows        a row in 1 to 8 warps, the more the longer it is; aligned rows are read 16 bytes at a time
     split rows  several programs of 8 warps for a row, each with a chunk of its columns
-    flagged     a row in 4 warps, in float64
+    flagged     a row in 4 warps, in float64; a program looks at the flags of several rows
 
 A tile is ``(unroll, rows, width)``. A thread has all ``unroll`` entries of a column and reduces them by itself; only
 the remaining ``width`` at the end of a pass is reduced across threads.
@@ -44,6 +44,8 @@ ALIGNED_DOUBLE: Sizes = ((1024, (8, 32, 1)), (MAX_N, (2, 256, 2)))
 UNALIGNED_DOUBLE: Sizes = ((1024, (8, 32, 1)), (MAX_N, (8, 64, 2)))
 REGISTERS = 128  # of a thread, at most; the assembler on its own would spill some at about a hundred
 PARTS = tl.constexpr(triton.next_power_of_2(PROGRAMS))
+FLAGS = tl.constexpr(16)  # that a program looks at, at most
+FLAGGED_PROGRAMS = 2 * PROGRAMS  # for flagged rows; so many fit on a large device at the same time
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,21 @@ def flagged_tile(x: Tensor) -> Tile:
     return Tile(1, 2, 128, 4, x.dtype != torch.float64, True, stage="flagged")
 
 
+def flagged_programs(rows: int) -> int:
+    """How many programs look at the flags of all rows."""
+    return max(min(rows, FLAGGED_PROGRAMS), triton.cdiv(rows, FLAGS.value))
+
+
+@triton.jit
+def look_at_flags(flag_ptr, rows):
+    """Where the rows of a program for flagged rows begin and end, and whether one of them is flagged."""
+    number = tl.cdiv(rows, tl.num_programs(0))
+    begin = tl.program_id(0) * number
+    end = tl.minimum(begin + number, rows)
+    row = begin + tl.arange(0, FLAGS)
+    return begin, end, tl.max(tl.load(flag_ptr + row, mask=row < end, other=0), 0) > 0
+
+
 @triton.jit
 def program_rows(rows, TILE: tl.constexpr):
     """The rows of this program, (rows,); beyond the last row this row is repeated, with the same result."""
@@ -213,9 +230,22 @@ def converted(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def _places(begins, TILE: tl.constexpr):
+    """Pointers to the entries of a tile.
+
+    If rows share a warp, each must have threads of its own. Triton distributes the threads of a warp over the axis of
+    columns, and then over the next most contiguous one, of which releases before 3.7 take the first, unrolled one.
+    Hence this hint, which has no other effect: accesses are widened along columns only.
+    """
+    WIDTH: tl.constexpr = TILE.width
+    places = over(begins) + columns(TILE)
+    return tl.max_contiguous(places, [1, 2, WIDTH]) if TILE.rows > 1 else places
+
+
+@triton.jit
 def load(x_rows, start, n, other, TILE: tl.constexpr):
     """A tile, with ``other`` beyond the row."""
-    here = over(x_rows + start) + columns(TILE)
+    here = _places(x_rows + start, TILE)
     if start + TILE.size <= n:
         x = converted(tl.load(here), TILE.dtype)
     else:
@@ -239,7 +269,7 @@ def _load_part(here, left, other, TILE: tl.constexpr):
 @triton.jit
 def store(y_rows, y, start, n, TILE: tl.constexpr):
     """Writes the part of a tile that lies in the row."""
-    here = over(y_rows + start) + columns(TILE)
+    here = _places(y_rows + start, TILE)
     y = converted(y, y_rows.dtype.element_ty)
     if start + TILE.size <= n:
         tl.store(here, y)
