@@ -29,6 +29,8 @@ from ..gpu.tools import on_device
 # scratch and takes several rows.
 FOREST = ((32, 4, 128, 4, 16 * PROGRAMS), (256, 1, 256, 4, 4 * PROGRAMS), (1024, 1, 512, 16, 2 * PROGRAMS))
 
+NONE = tl.constexpr(2**30)  # a count that is too large for any node
+
 
 class ForestPlan(NamedTuple):
     """How a kernel processes the lowest levels of product trees.
@@ -90,16 +92,16 @@ def _merge_level(
     for start in range(0, ROWS * parents * wide, BLOCK):
         row, parent, c = lanes(start, wide, parents, BLOCK)
         paired = (row < ROWS) & (2 * parent + 1 < nodes)
-        left = (row * nodes + 2 * parent) * width
+        left = (tl.minimum(row, ROWS - 1) * nodes + 2 * parent) * width
         right = left + width + c
+        rest = tl.where(paired, c, NONE)  # for the right child
         x, u = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
         for i in range(width):
-            inside = paired & (i <= c) & (c - i < width)
-            a = tl.load(x_ptr + left + i, mask=inside, other=0.0)
-            b = tl.load(x_ptr + right - i, mask=inside, other=0.0)
+            inside = (rest - i).to(tl.uint32) < width.to(tl.uint32)  # and not negative
+            a, b = tl.load(x_ptr + left + i), tl.load(x_ptr + right - i, mask=inside, other=0.0)
             x += a * b
             if TANGENT:
-                u += tl.load(u_ptr + left + i, mask=inside, other=0.0) * b
+                u += tl.load(u_ptr + left + i) * b
                 u += a * tl.load(u_ptr + right - i, mask=inside, other=0.0)
         alone = (row < ROWS) & (~paired)
         here = alone & (c < width)
@@ -120,19 +122,20 @@ def _split_level(
     for start in range(0, ROWS * parents * 2 * width, BLOCK):
         row, parent, entry = lanes(start, 2 * width, parents, BLOCK)
         paired = (row < ROWS) & (2 * parent + 1 < nodes)
-        left = (row * nodes + 2 * parent) * width
+        held = tl.minimum(row, ROWS - 1)
+        left = (held * nodes + 2 * parent) * width
         c = tl.where(entry < width, entry, entry - width)
-        sibling = left + tl.where(entry < width, width, 0)
-        above = (row * parents + parent) * wide + c
+        sibling = left + tl.where(paired & (entry < width), width, 0)
+        above = (held * parents + parent) * wide + c
+        count = tl.where(paired, c, NONE)
         g, v = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
         for j in range(width):
-            inside = paired & (c + j < wide)
-            g_above = tl.load(g_above_ptr + above + j, mask=inside, other=0.0)
-            x = tl.load(x_ptr + sibling + j, mask=inside, other=0.0)
+            inside = count + j < wide
+            g_above, x = tl.load(g_above_ptr + above + j, mask=inside, other=0.0), tl.load(x_ptr + sibling + j)
             g += g_above * x
             if TANGENT:
                 v += tl.load(v_above_ptr + above + j, mask=inside, other=0.0) * x
-                v += g_above * tl.load(u_ptr + sibling + j, mask=inside, other=0.0)
+                v += g_above * tl.load(u_ptr + sibling + j)
         alone = (row < ROWS) & (~paired) & (entry < width)
         g = tl.where(alone, tl.load(g_above_ptr + above, mask=alone, other=0.0), g)
         tl.store(g_ptr + left + entry, g, mask=paired | alone)
