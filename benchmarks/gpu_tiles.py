@@ -5,47 +5,87 @@ replayed CUDA graphs, for N(0, 1) scores in float32, k = n / 10 and softness 1. 
 :mod:`khot.kernels.threshold.triton_rows` are made from this one. It stops with a message if torch finds no accelerator.
 """
 
+import multiprocessing
+import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 from gpu import Pace, copy_bandwidth, device_seconds
 from timing import arguments, write_csv
-from torch import Tensor
 
 from khot.kernels.links.logistic import LOGISTIC
 
-SHAPES = [(8192, 64), (8192, 128), (8192, 256), (128, 1000), (8192, 1000), (8192, 2048), (8192, 4096), (8192, 8192)]
-SHAPES += [(1024, 16_384)]
+SHAPES = [(8192, n) for n in (64, 128, 256, 512, 1000, 2048, 4096, 8192)] + [(128, 1000), (1024, 16_384)]
+DOUBLE_SHAPES = [(8192, 64), (128, 1000), (8192, 1000), (8192, 4096)]
 # Rows of a program, unroll, width and warps; whether rows are read 16 bytes at a time.
 SHORT = [(4, 8, 8, 1), (8, 8, 4, 1), (2, 8, 16, 1), (2, 4, 16, 1), (4, 4, 8, 1), (8, 4, 8, 2), (16, 4, 8, 4)]
 UNALIGNED = [(1, 2, 32, 1), (1, 4, 32, 1), (1, 8, 32, 1), (1, 4, 64, 2), (1, 8, 64, 2), (1, 4, 128, 4), (1, 8, 128, 4)]
 UNALIGNED += [(1, 4, 256, 8), (1, 8, 256, 8)]
 ALIGNED = [(1, 2, 128, 1), (1, 4, 128, 1), (1, 8, 128, 1), (1, 2, 256, 2), (1, 4, 256, 2), (1, 8, 256, 2)]
 ALIGNED += [(1, 2, 512, 4), (1, 4, 512, 4), (1, 8, 512, 4), (1, 2, 1024, 8), (1, 4, 1024, 8), (1, 2, 2048, 16)]
+DOUBLE = [(1, 8, 32, 1), (1, 4, 32, 1), (1, 4, 64, 2), (1, 8, 64, 2), (1, 2, 128, 4), (1, 4, 128, 4), (1, 2, 256, 8)]
 WHAT = ("forward", "backward")
 
 
-def tiles(n: int) -> Iterator[tuple[tuple[int, int, int, int], bool]]:
-    """Those that do not hold many more columns than a row has."""
-    for aligned, sizes in ((False, SHORT if n <= 256 else []), (False, UNALIGNED), (True, ALIGNED)):
-        yield from ((size, aligned) for size in sizes if size[1] * size[2] <= 2 * n)
+class Job(NamedTuple):
+    """A tile for rows of a length."""
+
+    rows: int
+    n: int
+    size: tuple[int, int, int, int]
+    aligned: bool
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def tile(self) -> Any:
+        from khot.kernels.threshold.triton_rows import Tile  # imports Triton
+
+        single = self.dtype != torch.float64
+        return Tile(*self.size, single=single, double=not single, aligned=self.aligned)
 
 
-def seconds(x: Tensor, k: float, tile: Any) -> tuple[float, float]:
-    """Of a mask, and of its derivative."""
+def jobs() -> Iterator[Job]:
+    """Those with tiles that do not hold many more columns than a row has."""
+    for rows, n in SHAPES:
+        for aligned, sizes in ((False, SHORT if n <= 512 else []), (False, UNALIGNED), (True, ALIGNED)):
+            yield from (Job(rows, n, size, aligned) for size in sizes if size[1] * size[2] <= 2 * n)
+    for rows, n in DOUBLE_SHAPES:
+        for size in (*(SHORT if n <= 512 else []), *DOUBLE):
+            if size[1] * size[2] <= 2 * n:
+                yield Job(rows, n, size, aligned=size[0] == 1, dtype=torch.float64)
+
+
+def calls(job: Job, rows: int) -> tuple[Any, Any]:
+    """A mask, and its derivative, without what else a call of khot does."""
     from khot.kernels.threshold import triton_backward, triton_forward  # import Triton
 
-    g, pace = torch.randn_like(x), Pace(rounds=5, repeats=10)
-    with (
-        patch.object(triton_forward, "tile_of", lambda *rows, **options: tile),
-        patch.object(triton_backward, "tile_of", lambda *rows, **options: tile),
-    ):
-        _, anchor, offset, _ = triton_forward.launch_forward(x, k, 1.0, LOGISTIC)
-        forward = device_seconds(lambda: triton_forward.launch_forward(x, k, 1.0, LOGISTIC), pace)
-        given = x, 1.0, anchor, offset, g, LOGISTIC, "mask", False
-        return forward, device_seconds(lambda: triton_backward.launch_backward(*given), pace)
+    x = torch.randn(rows, job.n, device="cuda", dtype=job.dtype)
+    k, g = max(1.0, job.n // 10), torch.randn_like(x)
+
+    def forward() -> Any:
+        with patch.object(triton_forward, "tile_of", lambda *rows, **options: job.tile):
+            return triton_forward.launch_forward(x, k, 1.0, LOGISTIC)
+
+    _, anchor, offset, _ = forward()
+
+    def backward() -> Any:
+        with patch.object(triton_backward, "tile_of", lambda *rows, **options: job.tile):
+            return triton_backward.launch_backward(x, 1.0, anchor, offset, g, LOGISTIC, "mask", False)
+
+    return forward, backward
+
+
+def compile_tile(job: Job) -> None:
+    """Runs the kernels on a few rows."""
+    calls(job, 8)[1]()
+
+
+def softmax_calls(job: Job) -> tuple[Any, Any]:
+    x = torch.randn(job.rows, job.n, device="cuda", dtype=job.dtype)
+    y, g = torch.softmax(x, -1), torch.randn_like(x)
+    return lambda: torch.softmax(x, -1), lambda: torch._softmax_backward_data(g, y, -1, job.dtype)
 
 
 def main() -> None:
@@ -55,26 +95,24 @@ def main() -> None:
         return
     import triton
 
-    from khot.kernels.threshold.triton_rows import Tile
-
-    table: list[dict[str, object]] = []
     print(f"{torch.cuda.get_device_name()}: a copy moves {1e-9 * copy_bandwidth():.0f} GB/s")
-    for rows, n in SHAPES:
-        x, pace = torch.randn(rows, n, device="cuda"), Pace(rounds=5, repeats=10)
-        y, g = torch.softmax(x, -1), torch.randn_like(x)
-        softmax = [
-            device_seconds(lambda x=x: torch.softmax(x, -1), pace),
-            device_seconds(lambda y=y, g=g: torch._softmax_backward_data(g, y, -1, torch.float32), pace),
-        ]
-        for size, aligned in tiles(n):
-            times = seconds(x, max(1.0, n // 10), Tile(*size, single=True, double=False, aligned=aligned))
-            names = "rows_of_a_program", "unroll", "width", "warps"
-            table.append({"rows": rows, "n": n, **dict(zip(names, size, strict=True)), "aligned": aligned})
-            for name, pair in (("", times), ("softmax_", softmax)):
-                table[-1] |= {f"{name}{what}_us": round(1e6 * t, 1) for what, t in zip(WHAT, pair, strict=True)}
-            table[-1] |= {"over_softmax": round(sum(times) / sum(softmax), 2)}
-            table[-1] |= {"device": torch.cuda.get_device_name(), "triton": triton.__version__}
-            print(*table[-1].values(), flush=True)
+    with multiprocessing.get_context("spawn").Pool(min(12, os.cpu_count() or 1)) as pool:
+        pool.map(compile_tile, {(*job[2:],): job for job in jobs()}.values(), chunksize=1)  # one for each tile
+    table: list[dict[str, object]] = []
+    pace, softmax = Pace(rounds=5, repeats=10), {}
+    for job in jobs():
+        shape = job.rows, job.n, job.dtype
+        if shape not in softmax:
+            softmax[shape] = [device_seconds(call, pace) for call in softmax_calls(job)]
+        times = [device_seconds(call, pace) for call in calls(job, job.rows)]
+        names = "rows_of_a_program", "unroll", "width", "warps"
+        row = {"rows": job.rows, "n": job.n, "dtype": str(job.dtype).removeprefix("torch.")}
+        row |= {**dict(zip(names, job.size, strict=True)), "aligned": job.aligned}
+        for name, pair in (("", times), ("softmax_", softmax[shape])):
+            row |= {f"{name}{what}_us": round(1e6 * t, 1) for what, t in zip(WHAT, pair, strict=True)}
+        row |= {"over_softmax": round(sum(times) / sum(softmax[shape]), 2)}
+        table.append(row | {"device": torch.cuda.get_device_name(), "triton": triton.__version__})
+        print(*table[-1].values(), flush=True)
         write_csv(options.csv, table)
 
 

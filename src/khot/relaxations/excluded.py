@@ -39,8 +39,8 @@ def filled_below(x: Tensor, distance: Tensor | float) -> Filled:
     is_excluded = x == -torch.inf
     with torch.no_grad():
         lowest = x.masked_fill(is_excluded, torch.inf).amin(-1, keepdim=True)
-        lowest = lowest.masked_fill(lowest == torch.inf, 0.0)  # all entries are excluded
-        far = (lowest - distance - APART * lowest.abs()).to(x.dtype).clamp(min=torch.finfo(x.dtype).min)
+        lowest = lowest.nan_to_num(torch.nan, 0.0)  # if all entries are excluded
+        far = torch.sub(lowest - distance, lowest.abs(), alpha=APART).to(x.dtype).clamp(min=torch.finfo(x.dtype).min)
     return Filled(torch.where(is_excluded, far, x), is_excluded)
 
 

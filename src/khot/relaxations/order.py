@@ -21,7 +21,7 @@ from khot.kernels.links.base import Link
 from khot.kernels.order.torch_sums import FAR
 
 from . import order_link
-from .excluded import filled_below, with_lowest_first
+from .excluded import Filled, filled_below, with_lowest_first
 from .laplace import carried, decayed_sums, positions, slice_weights, soft_count_inverse
 from .order_map import OrderMap
 
@@ -39,7 +39,7 @@ class _Rows(NamedTuple):
     """The rows to which an order map applies."""
 
     rows: _Sorted
-    excluded: Tensor | None  # number of excluded entries of each row (..., 1); None if none is known to be excluded
+    filled: Filled | None  # None if it is known that no entry was excluded
     dtype: torch.dtype
 
 
@@ -50,17 +50,17 @@ def _sorted(x: Tensor, scale: float | Tensor, descending: bool, dim: int) -> _Ro
         x = x.movedim(dim, -1)
     check_softness("scale", scale, x, x.shape[:-1])
     check_flag("descending", descending)
-    dtype, excluded = x.dtype, None
+    dtype, filled = x.dtype, None
     looks = looks_at_contents(x) or x.numel() == 0
     if looks:
         values, order = x.sort(-1, descending=descending)
     if not looks or _has_excluded(values, scale):
-        filled = filled_below(x, 4 * FAR * in_rows_of(x, scale).unsqueeze(-1))
-        x, excluded = filled.x, filled.number
+        filled = filled_below(x, 4 * FAR * (in_rows_of(x, scale).unsqueeze(-1) if isinstance(scale, Tensor) else scale))
+        x = filled.x
         values, order = x.sort(-1, descending=descending)
     if descending:
         scale = -scale.double() if isinstance(scale, Tensor) else -scale
-    return _Rows(_Sorted(x, values, order, scale), excluded, dtype)
+    return _Rows(_Sorted(x, values, order, scale), filled, dtype)
 
 
 def _with_link(x: Tensor, scale: float | Tensor, descending: bool, dim: int, link: Link) -> tuple[Any, ...]:
@@ -211,10 +211,10 @@ def soft_sort(
     """
     if link is not None:
         return order_link.sort(*_with_link(x, scale, descending, dim, link)).movedim(-1, dim)
-    rows, excluded, dtype = _sorted(x, scale, descending, dim)
+    rows, filled, dtype = _sorted(x, scale, descending, dim)
     y = _SORT(*rows).to(dtype)
-    if excluded is not None:
-        y = with_lowest_first(y, excluded, descending)
+    if filled is not None:
+        y = with_lowest_first(y, filled.number, descending)
     return y if dim == -1 else y.movedim(-1, dim)
 
 
