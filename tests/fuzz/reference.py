@@ -308,6 +308,7 @@ def gradients(link: ReferenceLink, at: Mask, weight: Tensor, softness: Tensor, l
         rest = g - g.gather(-1, shares.argmax(-1, keepdim=True))  # the mean may lie next to the largest share's
         dz = log_slope.exp() * (rest - (shares * rest).sum(-1, keepdim=True))
         size = top.squeeze(-1).exp() / column.squeeze(-1) * g.abs().amax(-1)
-    lever = torch.where(dz == 0, 0.0, dz * (z.clamp(-1.7e308, 1.7e308) * 2.0**-64)) / column.sqrt()
-    ds = -lever.sum(-1) * 2.0**64 / column.sqrt().squeeze(-1)
+    shrunk = torch.where(column < 2.0**64, 2.0**-64, 1.0)  # so that products with z neither overflow nor underflow
+    lever = torch.where(dz == 0, 0.0, dz * (z.clamp(-1.7e308, 1.7e308) * shrunk)) / column.sqrt()
+    ds = -lever.sum(-1) / (shrunk * column.sqrt()).squeeze(-1)
     return Gradients(dz / column, dk, ds, size, top.squeeze(-1))

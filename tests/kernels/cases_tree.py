@@ -105,7 +105,7 @@ def trees() -> list[KernelCase]:
             make,
             SHAPES,
             partial(compile_tree, levels=whole),
-            [((64, n), DOUBLE) for n in (10, 200, 1000)],
+            [((rows, n), DOUBLE) for n in (10, 200, 1000) for rows in (64, 1000)],
             1e-11,
             (),
         ),

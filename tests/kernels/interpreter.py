@@ -51,7 +51,7 @@ def pytest_runtest_call(item):
 plans.PROGRAMS = triton_rows.PROGRAMS = 8
 plans.SPLIT_ABOVE, triton_forward.SAMPLE = 2**13, 2**10
 triton_rows.FLAGGED_PROGRAMS, triton_slices.ENOUGH = 3, 2
-triton_forest.FOREST = ((32, 16, 1024, 1, 2), (1024, 1, 1024, 1, 2), (1024, 1, 1024, 1, 2))
+triton_forest.FOREST = triton_forest.FEW_TREES = ((32, 16, 1024, 1, 2), (1024, 1, 1024, 1, 2), (1024, 1, 1024, 1, 2))
 
 SUMS = [tools.add2, tools.add3, tools.add4]
 EACH = {

@@ -26,9 +26,9 @@ from ..gpu.tools import on_device
 
 # For trees of up to this many units: rows in a program, entries of a level processed at a time (all levels have about
 # as many as there are units, the first twice as many), warps, and the largest number of programs, each of which has a
-# scratch and takes several rows.
-FOREST = ((32, 4, 128, 4, 16 * PROGRAMS), (256, 1, 256, 4, 4 * PROGRAMS), (1024, 1, 512, 16, 2 * PROGRAMS))
-
+# scratch and takes several rows. If there are more trees than programs at the same time, fewer warps waste less.
+FOREST = ((32, 4, 128, 4, 16 * PROGRAMS), (256, 1, 128, 1, 16 * PROGRAMS), (1024, 1, 256, 8, 4 * PROGRAMS))
+FEW_TREES = ((32, 4, 128, 4, PROGRAMS), (256, 1, 256, 4, PROGRAMS), (1024, 1, 512, 16, PROGRAMS))
 NONE = tl.constexpr(2**30)  # a count that is too large for any node
 
 
@@ -48,9 +48,10 @@ class ForestPlan(NamedTuple):
     programs: int
 
 
-def forest_plan(units: int) -> ForestPlan:
-    """The plan for trees of up to ``2**LEVELS`` units."""
-    return next(ForestPlan(*how) for limit, *how in FOREST if units <= limit)
+def forest_plan(units: int, trees: int) -> ForestPlan:
+    """The plan for so many trees of up to ``2**LEVELS`` units, in all rows."""
+    table = FEW_TREES if trees <= PROGRAMS else FOREST
+    return next(ForestPlan(*how) for limit, *how in table if units <= limit)
 
 
 @triton.jit
@@ -311,7 +312,7 @@ def launch_forest(
     """
     _, n, rows = leaf.shape
     whole, trees, full = n <= 2**levels, -(-n // 2**levels), min(n, 2**levels)
-    how, leaves = forest_plan(full), leaf.mT.contiguous()
+    how, leaves = forest_plan(full, trees * rows), leaf.mT.contiguous()
     counts = 1 if whole else min(2**levels, bound) + 1
     shape = (counts, trees, rows)
     out = torch.empty(shape, dtype=leaf.dtype, device=leaf.device) if grad is None else torch.empty_like(leaves)

@@ -22,7 +22,7 @@ from ..gpu.plans import Table, plan
 from ..gpu.random_numbers import place_of, random_words, uniform_double
 from ..gpu.tools import on_device, rows_of, without_expansion
 
-TOURNAMENT: Table = {torch.float64: ((128, 1), (512, 4), (2048, 8), (4096, 16))}
+TOURNAMENT: Table = {torch.float64: ((128, 1), (512, 4), (4096, 16))}
 
 
 @triton.jit

@@ -20,7 +20,8 @@ from . import RowMap
 from .triton_rows import contiguous_rows, coordinates, counted_items, items, row_results, scan_options
 from .triton_scans import compose_two, to_double, to_dtype
 
-RANK_BACKWARD: Table = {torch.float64: ((128, 2), (512, 8), (1024, 8))}
+RANK: Table = {torch.float64: ((128, 1), (1024, 8))}
+RANK_BACKWARD: Table = {torch.float64: ((128, 2), (1024, 8))}
 
 
 @triton.jit
@@ -69,7 +70,7 @@ def _soft_rank(values: Tensor, order: Tensor, scale: Tensor) -> tuple[Tensor]:
     rank, numbers = torch.empty_like(rows), row_numbers(scale, values.device)
     with on_device(values):
         _rank_fwd[(len(rows),)](
-            rows, places, rank, *numbers.arguments(rows), rows.shape[1], **scan_options(rows, numbers)
+            rows, places, rank, *numbers.arguments(rows), rows.shape[1], **scan_options(rows, numbers, RANK)
         )
     return (rank.reshape(values.shape),)
 

@@ -24,8 +24,9 @@ from torch import Tensor
 from ..gpu.plans import PROGRAMS
 from ..gpu.tools import RowNumbers, arithmetic, on_device, per_row, row_numbers, rows_of
 
-ROWS = {torch.float32: 8, torch.float64: 4}  # of a tile, by the dtype of the arithmetic; twice this in the derivative
-MAX_COLUMNS, MAX_SPAN, WARPS = 128, 16, 4
+ROWS = {torch.float32: 16, torch.float64: 4}  # of a tile, by the dtype of the arithmetic
+COLUMNS, DERIVATIVE_COLUMNS = 128, 64  # of a tile, at most
+MAX_SPAN, WARPS = 8, 4
 ENOUGH = 8 * PROGRAMS  # programs, so that each may take several tiles
 
 
@@ -155,9 +156,9 @@ class _Tiles(NamedTuple):
     across: int
 
     @classmethod
-    def of(cls, matrices: int, n: int, rows: int) -> "_Tiles":
-        """For tiles of so many rows; a program takes several if there are many."""
-        columns = min(MAX_COLUMNS, max(16, triton.next_power_of_2(n)))
+    def of(cls, matrices: int, n: int, rows: int, columns: int) -> "_Tiles":
+        """For tiles of so many rows, and at most so many columns; a program takes several if there are many."""
+        columns = min(columns, max(16, triton.next_power_of_2(n)))
         down, across = triton.cdiv(n, rows), triton.cdiv(n, columns)
         span = min(MAX_SPAN, max(1, matrices * down * across // ENOUGH))
         return cls(rows, columns, span, triton.cdiv(down, span), across)
@@ -175,7 +176,7 @@ def slice_weights(
     rows, places = (rows_of(v).contiguous() for v in (values, order))
     p = torch.empty(len(rows), n, n, dtype=dtype, device=values.device)
     kind, triton_kind = arithmetic(p)
-    tiles, numbers = _Tiles.of(len(rows), n, ROWS[kind]), row_numbers(scale, values.device)
+    tiles, numbers = _Tiles.of(len(rows), n, ROWS[kind], COLUMNS), row_numbers(scale, values.device)
     with on_device(values):
         _slice_weights_fwd[(len(rows) * tiles.down * tiles.across,)](
             rows, places, cuts.contiguous(), offset.contiguous(), p, *numbers.arguments(rows), n, tiles.span,
@@ -190,7 +191,7 @@ def slice_weights_derivative(
     n = values.shape[-1]
     rows, places = (rows_of(v).contiguous() for v in (values, order))
     kind, triton_kind = arithmetic(grad)
-    tiles, numbers = _Tiles.of(len(rows), n, 2 * ROWS[kind]), row_numbers(scale, values.device)
+    tiles, numbers = _Tiles.of(len(rows), n, ROWS[kind], DERIVATIVE_COLUMNS), row_numbers(scale, values.device)
     grad_z = torch.empty(len(rows), tiles.across, n, dtype=kind, device=values.device)
     grad_t = torch.empty(len(rows), tiles.down, n, dtype=kind, device=values.device)
     with on_device(values):

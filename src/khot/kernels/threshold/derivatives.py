@@ -324,10 +324,11 @@ def derivative(rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None)
 
 
 def _lever(rows: MapRows, centred: Tensor, items: Items, shares: Shares) -> Tensor:
-    """sum centred z / s, arranged so that neither outliers of z nor the scale make a product overflow."""
+    """sum centred z / s, arranged so that outliers of z and the scale make no product overflow or underflow."""
     if rows.over.shards is None:
         root = rows.s.sqrt()
-        return (items.lever * SHRUNK * centred).sum(-1) / root / SHRUNK / root
+        shrunk = torch.where(rows.s < 1 / SHRUNK, SHRUNK, 1.0)  # a large scale already makes z small
+        return (items.lever * shrunk.unsqueeze(-1) * centred).sum(-1) / root / shrunk / root
     return (shares.moment - shares.pull * (shares.slope_moment if items.factor is None else shares.first)) / rows.s
 
 

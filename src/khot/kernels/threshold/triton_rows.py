@@ -40,8 +40,9 @@ ALIGNED: Sizes = (
 )  # fmt: skip
 ALIGNED_PAIRS: Sizes = ((512, (2, 128, 1)), (1024, (2, 256, 2)), (2048, (4, 512, 4)), (MAX_N, (4, 1024, 8)))
 UNALIGNED: Sizes = ((512, (8, 32, 1)), (1024, (4, 64, 2)), (4096, (8, 128, 4)), (MAX_N, (8, 256, 8)))
-ALIGNED_DOUBLE: Sizes = ((1024, (8, 32, 1)), (MAX_N, (2, 256, 2)))
-UNALIGNED_DOUBLE: Sizes = ((1024, (8, 32, 1)), (MAX_N, (8, 64, 2)))
+DOUBLE: Sizes = ((4096, (8, 32, 1)), (MAX_N, (2, 256, 2)))
+DOUBLE_PAIRS: Sizes = ((512, (8, 32, 1)), (MAX_N, (8, 64, 2)))
+FEW_DOUBLE: Sizes = ((512, (8, 32, 1)), (MAX_N, (4, 128, 4)))
 REGISTERS = 128  # of a thread, at most; the assembler on its own would spill some at about a hundred
 PARTS = tl.constexpr(triton.next_power_of_2(PROGRAMS))
 FLAGS = tl.constexpr(16)  # that a program looks at, at most
@@ -147,7 +148,7 @@ def tile_of(*rows: Tensor, double: bool = False, pairs: bool = False) -> Tile:
         return Tile(4, 8, 8, 1, single, double)
     aligned = n % 4 == 0 and all((v.stride(0) * v.element_size()) % 16 == v.data_ptr() % 16 == 0 for v in rows)
     if double:
-        table = ALIGNED_DOUBLE if aligned else UNALIGNED_DOUBLE
+        table = FEW_DOUBLE if number <= PROGRAMS else DOUBLE_PAIRS if pairs else DOUBLE
     elif aligned:
         table = ALIGNED_PAIRS if pairs else ALIGNED
     else:

@@ -96,7 +96,7 @@ def sorted_transport_derivative(
     row, place, item = grad.stride()
     if row != k * n or k * place + n * item > MAX_N:  # a program's offsets are int32
         grad = grad.contiguous()
-    how, thresholds = transport_plan(n, k), t.reshape(len(rows), -1).contiguous()
+    how, thresholds = transport_plan(len(rows), n, k), t.reshape(len(rows), -1).contiguous()
     grad_x = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     grad_half = torch.empty(len(rows), dtype=torch.float64, device=x.device)
     scale = row_numbers(half, x.device)

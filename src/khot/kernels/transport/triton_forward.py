@@ -182,7 +182,7 @@ def launch_forward(
     """
     rows = rows_of(x).contiguous()
     n, (_, dtype) = rows.shape[1], arithmetic(x)
-    how = transport_plan(n, k)
+    how = transport_plan(len(rows), n, k)
     y = torch.empty(len(rows), k, n, dtype=x.dtype, device=x.device)
     t = torch.empty(len(rows), how.places - 1, dtype=torch.float64, device=x.device)
     error = torch.empty(len(rows), dtype=torch.float32, device=x.device) if check else None

@@ -13,12 +13,10 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from ..gpu.plans import PROGRAMS
 from ..gpu.tools import add2, split_threshold
-from ..operators.platforms import MAX_N
 
-# The number of warps up to each row length. A thread has the entries of the plan for one item of a tile, at all places:
-# up to 16 in float32 or 8 in float64.
-WARPS = ((256, 2), (MAX_N, 4))
+LONG, LONG_WARPS, WARPS = 256, 4, 2  # long rows have more warps as long as they are few
 FAR = tl.constexpr(1e6)  # as good as infinite for z
 LARGEST_STEP = tl.constexpr(1e18)
 NO_WEIGHT = tl.constexpr(1e-30)
@@ -30,7 +28,8 @@ class TransportPlan(NamedTuple):
     Attributes:
         places: Number of places of the plan.
         block_places: The same as a power of 2, at least 8.
-        block: Items of a tile, a power of 2.
+        block: Items of a tile, one for each thread, which has their entries at all places: up to 16 in float32 or 8 in
+            float64.
         warps: Warps of a program.
     """
 
@@ -40,10 +39,9 @@ class TransportPlan(NamedTuple):
     warps: int
 
 
-def transport_plan(n: int, k: int) -> TransportPlan:
-    """The :class:`TransportPlan` of rows of n."""
-    places = min(k + 1, n)
-    warps = next(warps for length, warps in WARPS if n <= length)
+def transport_plan(rows: int, n: int, k: int) -> TransportPlan:
+    """The :class:`TransportPlan` of so many rows of n."""
+    places, warps = min(k + 1, n), LONG_WARPS if n > LONG and rows <= 2 * PROGRAMS else WARPS
     return TransportPlan(places, max(8, 1 << (places - 1).bit_length()), 32 * warps, warps)
 
 
