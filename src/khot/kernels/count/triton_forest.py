@@ -27,8 +27,13 @@ from ..gpu.tools import on_device
 # For trees of up to this many units: rows in a program, entries of a level processed at a time (all levels have about
 # as many as there are units, the first twice as many), warps, and the largest number of programs, each of which has a
 # scratch and takes several rows. If there are more trees than programs at the same time, fewer warps waste less.
-FOREST = ((32, 4, 128, 4, 16 * PROGRAMS), (256, 1, 128, 1, 16 * PROGRAMS), (1024, 1, 256, 8, 4 * PROGRAMS))
-FEW_TREES = ((32, 4, 128, 4, PROGRAMS), (256, 1, 256, 4, PROGRAMS), (1024, 1, 512, 16, PROGRAMS))
+FOREST = (
+    (32, 4, 128, 1, 16 * PROGRAMS), (64, 1, 32, 1, 32 * PROGRAMS), (256, 1, 64, 1, 32 * PROGRAMS),
+    (1024, 1, 128, 4, 8 * PROGRAMS),
+)  # fmt: skip
+FEW_TREES = (
+    (32, 4, 128, 4, PROGRAMS), (64, 1, 128, 4, PROGRAMS), (256, 1, 256, 8, PROGRAMS), (1024, 1, 512, 16, PROGRAMS),
+)  # fmt: skip
 NONE = tl.constexpr(2**30)  # a count that is too large for any node
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from ..gpu.plans import PROGRAMS
 from ..gpu.tools import add2, split_threshold
 
-LONG, LONG_WARPS, WARPS = 256, 4, 2  # long rows have more warps as long as they are few
+FEW, LONG = 2 * PROGRAMS, 256  # rows at which a program has more than a warp, and items
 FAR = tl.constexpr(1e6)  # as good as infinite for z
 LARGEST_STEP = tl.constexpr(1e18)
 NO_WEIGHT = tl.constexpr(1e-30)
@@ -41,7 +41,7 @@ class TransportPlan(NamedTuple):
 
 def transport_plan(rows: int, n: int, k: int) -> TransportPlan:
     """The :class:`TransportPlan` of so many rows of n."""
-    places, warps = min(k + 1, n), LONG_WARPS if n > LONG and rows <= 2 * PROGRAMS else WARPS
+    places, warps = min(k + 1, n), 1 if rows > FEW else 2 if n <= LONG else 4
     return TransportPlan(places, max(8, 1 << (places - 1).bit_length()), 32 * warps, warps)
 
 
