@@ -8,7 +8,7 @@ code asks for Triton's kernels. In their place the definitions compute, on numbe
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -22,18 +22,22 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_map_only
 
+from khot import _contents
 from khot._torch_internals import eager_dispatcher, has_memory, runs_unwatched
 from khot.kernels import call, threshold
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.links.base import Link
 from khot.kernels.operators.platforms import PLATFORMS
 from khot.kernels.registry import Backend, Backends, Operator
+from khot.kernels.threshold import derivatives
 from khot.kernels.threshold.kinds import Kind, Plain, Solved
 from khot.laws import order_at_once
 
 DEVICE = torch.device("lazy")
 aten = torch.ops.aten
+_is_recording = False
 MOVES = {aten._to_copy.default, aten.copy_.default}  # from one device to another
+READS = {aten._local_scalar_dense.default, aten.nonzero.default, aten._is_all_true.default}  # on the host
 # Besides those that compute entry by entry, these accept a single number from the host.
 WITH_NUMBER = {aten.where.self, aten.masked_fill.Tensor, aten.masked_fill_.Tensor}
 # Zeros without memory, which are tangents of constants, cannot be wrapped.
@@ -100,6 +104,8 @@ class _Device(TorchDispatchMode):
         is_there = any(isinstance(x, Elsewhere) for x in tensors)
         if is_there and func not in MOVES:
             _check(func, args, tensors)
+        if _is_recording:
+            _check_recorded(func, args, kwargs)
         if "device" in kwargs:
             is_there = kwargs["device"] is not None and kwargs["device"].type == DEVICE.type
             kwargs["device"] = torch.device("cpu") if is_there else kwargs["device"]
@@ -146,6 +152,30 @@ def _check(func: Any, args: Any, tensors: list[Tensor]) -> None:
     if hosts:
         shapes = [tuple(x.shape) for x in hosts]
         raise RuntimeError(f"Expected all tensors to be on the same device, but {func} got tensors {shapes} of the CPU")
+
+
+def _check_recorded(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Raises a RuntimeError for what a CUDA graph cannot record."""
+    is_there = [isinstance(x, Elsewhere) for x in _tensors(args)]
+    device = kwargs.get("device")
+    arrives = func is aten._to_copy.default and device is not None and device.type == DEVICE.type and not any(is_there)
+    arrives |= func is aten.copy_.default and is_there == [True, False]
+    if arrives or (func in READS and any(is_there)):
+        raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """In this context, inside :func:`elsewhere`, a CUDA graph records what happens."""
+    global _is_recording
+    with ExitStack() as stack:
+        for module in (_contents, derivatives):
+            stack.enter_context(patch.object(module, "is_recorded", lambda x: isinstance(x, Elsewhere)))
+        _is_recording = True
+        try:
+            yield
+        finally:
+            _is_recording = False
 
 
 def _launched(function: Callable[..., Any]) -> Callable[..., Any]:

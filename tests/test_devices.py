@@ -33,7 +33,7 @@ from khot import (
 )
 from khot.kernels import backend
 from khot.nn import GatherTopK, topk_attention
-from tests.elsewhere import DEVICE, Elsewhere, elsewhere, numbers, there
+from tests.elsewhere import DEVICE, Elsewhere, elsewhere, numbers, recording, there
 from tests.every_map import MAPS, quick_first
 from tests.inputs import normal
 from tests.maps import LINKED
@@ -151,6 +151,55 @@ def test_rows_are_sorted_once(link, sorts, validate_args, on_device, monkeypatch
     monkeypatch.setattr(Tensor, "sort", lambda x, *args, **kwargs: calls.append(1) or sort(x, *args, **kwargs))
     check(khot.soft_rank(there(normal(3, 6)), 0.7, link=link))
     assert len(calls) == sorts[validate_args]
+
+
+# What searches until its rows are solved, or looks how far apart they are, cannot be recorded in a CUDA graph.
+SEARCHING = ("capped_simplex_map", "sparse_topk_magnitude", "sparse_topk_signed", "isotonic", "permutahedron")
+RECORDED = {
+    "conditional_poisson": ["sample", "mean", "log_prob", "entropy"],
+    **{name: ["sample", "mean"] for name in ("pivotal_random", "systematic_random", "brewer")},
+    **{name: ["sample", "mean", "log_prob"] for name in ("pivotal_fixed", "systematic_fixed", "sampford")},
+    **{name: ["sample"] for name in ("pareto", "sequential_poisson", "gumbel_topk")},
+}
+
+
+@validate
+@pytest.mark.parametrize("backend_name", ["auto"])
+@pytest.mark.parametrize("case", [c for c in SHORT if not c.name.startswith(SEARCHING)], ids=lambda case: case.name)
+def test_maps_in_a_cuda_graph(case, validate_args, on_device):
+    Distribution.set_default_validate_args(validate_args)
+    x = there(normal(3, 6)).requires_grad_(case.differentiable)
+    with recording():
+        y = case.call(x, 0.7)
+        check(y, *(torch.autograd.grad(y.sum(), x) if case.differentiable else ()))
+
+
+@pytest.mark.parametrize("backend_name", ["auto"])
+@pytest.mark.parametrize(("name", "what"), [(name, what) for name, several in RECORDED.items() for what in several])
+def test_designs_in_a_cuda_graph(name, what, on_device):
+    arguments, x = given("logits", validate_args=False)
+    (design,) = (case.make(**arguments) for case in DESIGNS if case.name == name)
+    value = (torch.arange(5, device=DEVICE) < 2).float().expand(3, 5)
+    with recording():
+        design = design.expand((3,))
+        if what == "sample":
+            check(design.sample((2,)))
+        else:
+            result = {
+                "mean": lambda: design.mean,
+                "log_prob": lambda: design.log_prob(value),
+                "entropy": design.entropy,
+            }
+            check_gradients(result[what](), x)
+
+
+@pytest.mark.parametrize("backend_name", ["auto"])
+def test_a_graph_neither_reads_nor_takes_from_the_host(on_device):
+    x = there(LOGITS)
+    with recording():
+        for wrong in (lambda: x.sum().item(), lambda: x.nonzero(), lambda: LOGITS.to(DEVICE), lambda: x.copy_(LOGITS)):
+            with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+                wrong()
 
 
 @every_backend

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from ._torch_internals import has_memory, is_shape_only, is_traced_by_mode, is_tracing, is_wrapped, writes_program
+from ._torch_internals import (
+    has_memory,
+    is_recorded,
+    is_shape_only,
+    is_traced_by_mode,
+    is_tracing,
+    is_wrapped,
+    writes_program,
+)
 
 
 def has_contents(*tensors: Tensor) -> bool:
@@ -27,8 +35,10 @@ def is_dry_run(*tensors: Tensor) -> bool:
 
 
 def can_look(*tensors: Tensor) -> bool:
-    """Whether plain Python code may depend on the contents: not under a tracer or a transform of torch.func."""
+    """Whether plain Python code may depend on the contents: not in traces, torch.func transforms and CUDA graphs."""
     if torch.compiler.is_compiling() or is_traced_by_mode() or is_tracing():  # Dynamo knows only the first
+        return False
+    if any(map(is_recorded, tensors)):
         return False
     return all(map(has_memory, tensors)) or not any(is_wrapped(x) or is_shape_only(x) for x in tensors)
 

@@ -152,6 +152,11 @@ def has_memory(argument: Any) -> bool:
 # Tracers and dispatch modes
 
 
+def is_recorded(tensor: Tensor) -> bool:
+    """Whether a CUDA graph records operations on a tensor, which can neither read it nor copy numbers from the host."""
+    return tensor.is_cuda and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def is_shape_only(tensor: Tensor) -> bool:
     """Whether this is a meta or a fake tensor."""
     while functorch.is_functorch_wrapped_tensor(tensor):

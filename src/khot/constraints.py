@@ -25,7 +25,7 @@ from khot._distributed.batch import SpreadBatch
 from khot._distributed.placements import is_dtensor
 from khot._tracing import broadcast_shapes, untraced
 from khot._validation import check_strided, checked_count, checked_int
-from khot.kernels.exact.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype, number_on
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds, smallest_positive
 
@@ -195,7 +195,7 @@ class _Ranking(constraints.Constraint):
         shape, width = value.shape[:-1], value.shape[-1]
         if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
             return torch.zeros(shape, dtype=torch.bool, device=value.device)
-        k = torch.as_tensor(self.k, device=value.device).unsqueeze(-1)
+        k = number_on(value.device, self.k).unsqueeze(-1)
         place = torch.arange(width, device=value.device)
         is_choice = place < k
         fits = torch.where(is_choice, (value >= 0) & (value < self.n), value == -1).all(-1) & (k <= width).squeeze(-1)

@@ -8,7 +8,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs an accelerator", allow_module_level=True)
 pytest.importorskip("pyro", reason="designs need Pyro")
 
-from khot import sigmoid_topk
+from khot import ConditionalPoisson, sigmoid_topk
 from tests.gof import check_inclusion, check_k_hot
 from tests.registry import DESIGNS
 
@@ -26,3 +26,20 @@ def test_design(case):
         torch.testing.assert_close(there.log_prob(value).cpu(), here.log_prob(value.cpu()))
     if case.has_pairwise:
         torch.testing.assert_close(there.pairwise_inclusion.cpu(), here.pairwise_inclusion)
+
+
+def test_captured_in_a_graph():
+    logits = torch.randn(8, 300, device="cuda")
+    value = (torch.arange(300, device="cuda") < 20).float()
+
+    def log_prob():
+        return ConditionalPoisson(logits=logits, k=20, validate_args=False).log_prob(value)
+
+    log_prob()  # compiles the kernels
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = log_prob()
+    logits.normal_()
+    graph.replay()
+    torch.testing.assert_close(found, log_prob())

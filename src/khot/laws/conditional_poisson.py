@@ -35,6 +35,7 @@ from khot.kernels.count.characteristic import Factors, factors
 from khot.kernels.count.kept_tree import leaf_outside
 from khot.kernels.count.range_tree import RangeTree, Totals
 from khot.kernels.exact.row_slabs import Tensors, by_rows, in_slabs, slab_size
+from khot.kernels.exact.rows import number_on
 from khot.kernels.exact.small_numbers import TINY, log_of_small
 from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
 
@@ -309,7 +310,7 @@ def _log_odds_given(fate: float, at: tuple[Tensor, ...], logits: Tensor, k: Size
     """Log-odds of all other units given the fate of each unit ``at`` these places of ``(*batch, n)``: ``(m, n)``."""
     fixed = logits[..., None, :].expand(*logits.shape, logits.shape[-1])[at].scatter(-1, at[-1][:, None], fate)
     ends = [
-        torch.as_tensor(end, device=logits.device)[..., None].expand(logits.shape)[at]
+        number_on(logits.device, end)[..., None].expand(logits.shape)[at]
         for end in (k if isinstance(k, SizeRange) else (k,))
     ]
     return inclusion_log_odds(fixed, ends[0] if len(ends) == 1 else SizeRange(*ends))

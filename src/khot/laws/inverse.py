@@ -22,6 +22,7 @@ from khot.kernels.count import (
     inclusion_inverse,
 )
 from khot.kernels.exact.row_slabs import by_rows
+from khot.kernels.exact.rows import number_on
 from khot.kernels.exact.small_numbers import sigmoid
 from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
 from khot.kernels.registry import Operator
@@ -113,7 +114,7 @@ def solve_range_logits(probs: Tensor, sizes: SizeRange) -> Tensor:
     Raises:
         RuntimeError: If the iteration does not converge.
     """
-    low, high = (torch.as_tensor(end, device=probs.device).expand(probs.shape[:-1]) for end in sizes)
+    low, high = (number_on(probs.device, end).expand(probs.shape[:-1]) for end in sizes)
     goal = max(RANGE.goal, ROUNDING * torch.finfo(probs.dtype).eps)
     return cast(Tensor, _RangeLogits.apply(probs.double(), low, high, goal))
 
@@ -277,7 +278,7 @@ def _target(log_odds: Tensor, k: int | Tensor) -> Tensor:
     target = target - solve_threshold(target, k)[..., None]
     certain = (target == torch.inf).sum(-1)
     # If a probability rounds to 1, the small remainder for the others may vanish.
-    left = (torch.as_tensor(k, device=target.device) - certain)[..., None]
+    left = (number_on(target.device, k) - certain)[..., None]
     target = target.masked_fill(interior & (left <= 0), -torch.inf)
     return target.masked_fill(interior & (left >= interior.sum(-1, keepdim=True)), torch.inf)
 

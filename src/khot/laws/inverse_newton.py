@@ -35,6 +35,7 @@ from torch import Tensor
 
 from khot.kernels.count import MOST_FACTORED
 from khot.kernels.count.characteristic import Factors, factors
+from khot.kernels.exact.rows import number_on
 
 from .conditional_poisson import inclusion_log_odds, inclusion_probabilities, size_probabilities, slopes
 from .size_range import SizeRange
@@ -274,7 +275,7 @@ def _solve_factored(
     logits: Tensor, b: Tensor, k: int | Tensor, family: Family, tolerance: float, scores: Tensor
 ) -> Tensor:
     """:func:`solve_system` by the factors of C, directly in short rows; NaN in rows in which they have lost digits."""
-    size = torch.as_tensor(k, device=logits.device).expand(logits.shape[:-1])
+    size = number_on(logits.device, k).expand(logits.shape[:-1])
     weight = family.slope(scores)
     shift = centred(scores - logits, logits.isfinite(), weight)
     lost = (shift.abs().amax(-1) > RELIABLE_SHIFT)[..., None]

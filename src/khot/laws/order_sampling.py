@@ -38,6 +38,7 @@ from torch import Tensor
 from khot._contents import can_look, has_contents
 from khot._tracing import broadcast_shapes
 from khot.kernels.call import runs_on_cpu
+from khot.kernels.exact.rows import number_on
 from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
 from khot.kernels.operators.differentiable import differentiable_operator
 from khot.kernels.order_sampling import EXACT, integrals
@@ -70,7 +71,7 @@ class _Rows(NamedTuple):
 
 
 def _rows(theta: Tensor, k: int | Tensor) -> _Rows:
-    k = torch.as_tensor(k, device=theta.device).expand(theta.shape[:-1])
+    k = number_on(theta.device, k).expand(theta.shape[:-1])
     theta, included, finite = theta.double(), theta == torch.inf, theta.isfinite()
     k, count = k - included.sum(-1), finite.sum(-1)
     has_choice = ((k > 0) & (k < count))[..., None]
@@ -111,16 +112,12 @@ def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor, depth:
     ``depth`` is the accuracy that the caller needs, as in :mod:`khot.kernels.order_sampling`.
     """
     if is_fused(theta) or not has_contents(theta, value):
-        return _log_prob(theta, _as_tensor(k, theta), value, noise.name, depth)
+        return _log_prob(theta, number_on(theta.device, k), value, noise.name, depth)
     return _log_prob_in_torch(theta, k, value, noise.name)
 
 
 def _as_number(k: int | Tensor) -> int | Tensor:
     return int(k) if isinstance(k, Tensor) and k.ndim == 0 and can_look(k) else k
-
-
-def _as_tensor(k: int | Tensor, theta: Tensor) -> Tensor:
-    return k if isinstance(k, Tensor) else torch.full((), k, device=theta.device)
 
 
 @differentiable_operator("order_sampling_log_prob")
@@ -312,7 +309,7 @@ def _count_of_shifts(theta: Tensor, k: Tensor, tilt: Tensor) -> Callable[[Tensor
 def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor, depth: float = EXACT) -> Tensor:
     """P(i in S) of every unit, ``(*batch, n)``, to about 1e-12, or to e^-depth if less is required."""
     if is_fused(theta) or not has_contents(theta):
-        return _inclusion_probabilities(theta, _as_tensor(k, theta), noise.name, depth)
+        return _inclusion_probabilities(theta, number_on(theta.device, k), noise.name, depth)
     return _inclusion_in_torch(theta, k, noise.name)
 
 

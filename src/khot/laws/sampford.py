@@ -36,6 +36,7 @@ from khot.kernels.count.kept_tree import KeptTree, leaf_outside
 from khot.kernels.count.tree import ProductTree
 from khot.kernels.draws import balance
 from khot.kernels.exact.row_slabs import by_rows
+from khot.kernels.exact.rows import number_on
 from khot.kernels.exact.small_numbers import TINY, log_odds, log_of_small, quotient
 from khot.kernels.operators.autograd import by_formula, has_derivative
 from khot.kernels.random_numbers import uniform
@@ -72,7 +73,7 @@ def _leaf(chances: Tensor) -> Tensor:
 
 def _size(probs: Tensor, k: int | Tensor) -> Tensor:
     """k for each row."""
-    size = torch.as_tensor(k, device=probs.device).long()
+    size = number_on(probs.device, k).long()
     return size.expand(broadcast_shapes(probs.shape[:-1], size.shape))
 
 
@@ -149,7 +150,7 @@ def _slope(
 
 def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
     """Covariance of the k-hot vector, ``(*batch, n, n)``: the Jacobian, at t = 0, of the mean of e^<t, x> P(x)."""
-    probs = balance(probs, torch.as_tensor(k, device=probs.device))
+    probs = balance(probs, number_on(probs.device, k))
     logits = log_odds(probs)
     certain = logits.isinf()
 

@@ -17,6 +17,7 @@ from khot.kernels.count.kept_tree import KeptTree, probability
 from khot.kernels.count.range_tree import RangeTree, Totals
 from khot.kernels.count.tree import ProductTree
 from khot.kernels.exact.row_slabs import Tensors, by_rows
+from khot.kernels.exact.rows import number_on
 from khot.kernels.operators.autograd import has_derivative
 from khot.kernels.threshold import solve_threshold
 
@@ -71,7 +72,7 @@ def _bound(k: int | Tensor, n: int) -> int:
 
 def expand(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
     """Logits in float64 and k as a tensor, expanded to the shape of the batch."""
-    size = torch.as_tensor(k, device=logits.device).long()
+    size = number_on(logits.device, k).long()
     batch_shape = broadcast_shapes(logits.shape[:-1], size.shape)
     return logits.double().expand(*batch_shape, logits.shape[-1]), size.expand(batch_shape)
 

@@ -26,6 +26,7 @@ from khot.kernels.count import (
     marked_count_log_prob,
     marked_count_log_prob_derivative,
 )
+from khot.kernels.exact.rows import number_on
 from khot.kernels.exact.small_numbers import TINY
 from khot.kernels.operators.autograd import by_formula, has_derivative
 from khot.kernels.random_numbers.philox import draw_seed, first_place
@@ -252,7 +253,7 @@ def sample(
     """
     if draw.kernel(x, draws) is None:
         return None
-    size = torch.as_tensor(k, device=x.device).long()
+    size = number_on(x.device, k).long()
     batch_shape = broadcast_shapes(x.shape[:-1], size.shape)
     rows, size = x.double().expand(*batch_shape, x.shape[-1]), size.expand(batch_shape)
     drawn: Tensor = draw(rows, size, draw_seed(x.device, generator), first_place(), draws, torch.bool)

@@ -8,7 +8,7 @@ from torch import Tensor
 from khot._contents import looks_at_contents
 from khot._torch_internals import is_wrapped
 from khot._validation import check_scores, check_strided, checked_int, expanded, tensors_among
-from khot.kernels.exact.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype, number_on
 from khot.relaxations import sigmoid_topk, topk_mask
 
 from ._keeping import keep_largest
@@ -101,7 +101,7 @@ class ExpertChoice(TopK):
         if not looks or (x.numel() and not x.detach().amin() > -torch.inf):
             tokens = (x != -torch.inf).sum(-2)
         if isinstance(tokens, Tensor):
-            return torch.minimum(torch.as_tensor(capacity, device=x.device).expand(tokens.shape), tokens)
+            return torch.minimum(number_on(x.device, capacity).expand(tokens.shape), tokens)
         return capacity.clamp(max=tokens) if isinstance(capacity, Tensor) else capacity
 
     def _check_each(self, capacity: Tensor, x: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from khot._validation import check_k, check_scores, check_softness
 from khot.kernels import threshold
 from khot.kernels.call import Call
-from khot.kernels.exact.rows import Threshold, in_rows_of, with_an_item
+from khot.kernels.exact.rows import Threshold, in_rows_of, numbers_of_rows, with_an_item
 from khot.kernels.links.base import Link
 from khot.kernels.operators.autograd import wants_gradient
 from khot.kernels.threshold import exact
@@ -89,7 +89,7 @@ class ThresholdMap(NamedTuple):
             anchor, offset = threshold.threshold.within(call, *arguments)
         else:
             anchor, offset = exact.threshold(*arguments, call.shards)
-        s = s.to(x.device)  # operators take a number from the host, but the formulas of callers do not
+        s = numbers_of_rows(x, s)  # operators take a number from the host, but the formulas of callers do not
         return x, k, s, anchor, offset_of(x, k, s, anchor, offset, setting, call=call), setting, n
 
     def _check(self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor) -> None:

@@ -18,7 +18,7 @@ from khot._contents import checks_contents, looks_at_contents
 from khot._distributed.boundary import of_rows
 from khot._validation import check_enough, check_k, check_scores, check_softness, checked_count, checked_int
 from khot.kernels.call import is_plain
-from khot.kernels.exact.rows import in_rows_of
+from khot.kernels.exact.rows import in_rows_of, numbers_of_rows
 from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
 from khot.kernels.transport import sorted_transport, sorted_transport_derivative
 from khot.kernels.transport.solver import scores_and_plan, solve_dual
@@ -171,4 +171,4 @@ def _reach(x: Tensor, half: Tensor) -> Tensor:
     """The distance below the others at which an entry has no mass in any column (..., 1)."""
     finite = x.detach().double().nan_to_num(neginf=torch.nan)
     lowest, highest = finite.nan_to_num(nan=torch.inf).amin(-1), finite.nan_to_num(nan=-torch.inf).amax(-1)
-    return ((highest - lowest).clamp(min=0) + UNFELT * half.to(x.device)).unsqueeze(-1)
+    return ((highest - lowest).clamp(min=0) + UNFELT * numbers_of_rows(x, half)).unsqueeze(-1)

@@ -45,6 +45,18 @@ def in_rows_of(x: Tensor, value: Tensor | float, on_host: bool = False) -> Tenso
     return x.new_full(batch, value, dtype=torch.float64)  # in graphs a DTensor, if x is one
 
 
+def number_on(device: torch.device, value: Tensor | float) -> Tensor:
+    """A tensor on the device; a number is written there instead of copied, so that CUDA graphs can record it."""
+    return value.to(device) if isinstance(value, Tensor) else torch.full((), value, device=device)
+
+
+def numbers_of_rows(x: Tensor, values: Tensor) -> Tensor:
+    """The same for the result of :func:`in_rows_of`, which may be ``on_host``."""
+    if values.device == x.device:
+        return values
+    return x.new_full(values.shape, values.flatten()[0].item(), dtype=values.dtype)
+
+
 def with_an_item(x: Tensor, masked: float) -> Tensor:
     """x (..., n), with one masked item if it has none, since an empty maximum is not allowed."""
     return x if x.shape[-1] else pad(x, (0, 1), value=masked)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from khot._torch_internals import is_shape_only, is_traced_by_mode, is_transformed
+from khot._torch_internals import is_recorded, is_shape_only, is_traced_by_mode, is_transformed
 
 from ..exact.rows import Threshold, compute_dtype
 from ..links.base import Link
@@ -273,7 +273,7 @@ def rate_of_slopes(z: Tensor, link: Link) -> Tensor:
 
 def can_tell(x: Tensor) -> bool:
     """Whether Python may depend on the contents of x; must not be called under Dynamo."""
-    return not (is_transformed() or is_traced_by_mode() or is_shape_only(x))
+    return not (is_transformed() or is_traced_by_mode() or is_shape_only(x) or is_recorded(x))
 
 
 def balanced(values: Tensor, share: Tensor) -> Tensor:

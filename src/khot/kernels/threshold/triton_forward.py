@@ -24,6 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from khot._torch_internals import is_recorded
+
 from ..gpu.launch import launch
 from ..gpu.plans import is_split
 from ..gpu.tools import add4, on_device, quotient, reciprocal, rows_of
@@ -329,6 +331,5 @@ def _checked(
 
 
 def has_invalid(flags: Tensor) -> bool:
-    """Whether contents are invalid; False where nobody can look, while a graph is captured."""
-    captured = flags.is_cuda and torch.cuda.is_current_stream_capturing()
-    return not captured and bool(flags[-1])
+    """Whether contents are invalid; False where nobody can look, while a graph is recorded."""
+    return not is_recorded(flags) and bool(flags[-1])

@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from khot._torch_internals import is_recorded
+
 from ..gpu.tools import arithmetic, inverse_scale, on_device, per_row, row_numbers, rows_of
 from .solver import check_contents, warn_of_errors
 from .triton_tile import (
@@ -198,8 +200,7 @@ def launch_forward(
 
 
 def sorted_transport(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int, check: bool) -> tuple[Tensor, Tensor]:
-    check = check and not (x.is_cuda and torch.cuda.is_current_stream_capturing())  # a graph cannot read contents
-    y, t, error = launch_forward(x, half, k, tol, max_iter, check)
+    y, t, error = launch_forward(x, half, k, tol, max_iter, check and not is_recorded(x))
     if error is not None and bool((error != 0).any()):
         check_contents(x.double().reshape(-1, x.shape[-1]), 2 * half.to(x.device).reshape(-1))
         warn_of_errors(int((error != 0).sum()), len(error), error.max().item(), max_iter, tol)
