@@ -32,48 +32,55 @@ and no other setting was tried.
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
 
 import numpy as np
 import pyro
 import torch
 from matplotlib.figure import Figure
 from sacrebleu import corpus_bleu
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from common import Table, each_seed, experiment_parser, minibatches, parse, save_figure
 from generated_language import END, TARGET_WORDS, Corpus, draw_corpora
-from runs import Fitted, Result, Run, add_run_arguments, run_grid
-from text_data import PAIRS, Sentence, Vocabulary, alike_batches, load_texts, trim
+from runs import Result, Run, add_run_arguments, run_grid
+from text_data import PAIRS, load_texts
 from translator import SoftSearch, Translator, choose, forced_loss, search, searched_loss
+from translator_training import (
+    BATCH_SIZE,
+    BLEU,
+    GREEDY,
+    LONGEST_TRAINED,
+    TEXT_DROPOUT,
+    TEXT_RATE,
+    TEXT_WIDTH,
+    VOCABULARY,
+    Ends,
+    Loss,
+    fit_text,
+    step,
+    text_bleu,
+    validation_loss,
+)
 
-BATCH_SIZE = 64
 LEARNING_RATE, LATER_LEARNING_RATE = 3e-3, 1e-3
-LARGEST_GRADIENT = 1.0  # longer ones are cut to this norm
 EPSILON = 1.0
 LONGEST = 12  # words that a search writes at most
 SHOWN = 10  # words in the figure
 START, FORCED, SEARCHED, BOTH = "before", "teacher forcing", "SOFT beam search", "half of each"
 PAPERS = "SOFT beam search in one batch of five"
-BLEU, GREEDY, EXACT = "BLEU, beam search", "BLEU, greedy", "sentences right, %"
+EXACT = "sentences right, %"
 
 # Of Multi30k
-TEXT_WIDTH, TEXT_DROPOUT, VOCABULARY = 128, 0.2, 4000
-TEXT_RATE, LATER_TEXT_RATE = 2e-3, 5e-4
-LONGEST_TRAINED, LONGEST_WRITTEN = 25, 40  # words
+LATER_TEXT_RATE = 5e-4
 TEXT_EPSILON, CANDIDATES, FORCED_SHARE = 0.1, 16, 0.8
-TEST_BATCH = 50  # sentences that are searched at a time
 BEAMS_SHOWN = (1, 2, 5)
-
-Loss = Callable[[Translator, Corpus], Tensor]
 
 
 def half_of_each(model: Translator, batch: Corpus, soft: SoftSearch) -> Tensor:
@@ -83,13 +90,6 @@ def half_of_each(model: Translator, batch: Corpus, soft: SoftSearch) -> Tensor:
 def one_or_the_other(model: Translator, batch: Corpus, soft: SoftSearch) -> Tensor:
     """Teacher forcing in some of the minibatches, drawn at random, and the soft search in the others."""
     return forced_loss(model, batch) if torch.rand(()) < FORCED_SHARE else searched_loss(model, batch, soft)
-
-
-def step(model: Translator, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimizer.zero_grad()
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
-    optimizer.step()
 
 
 def fit(
@@ -180,48 +180,6 @@ def later_losses(soft: SoftSearch) -> dict[str, Loss]:
         BOTH: partial(half_of_each, soft=soft),
         PAPERS: partial(one_or_the_other, soft=soft),
     }
-
-
-@torch.no_grad()
-def validation_loss(model: Translator, corpus: Corpus) -> float:
-    model.eval()
-    parts = [trim(Corpus(*part)) for part in zip(*(words.split(TEST_BATCH) for words in corpus), strict=True)]
-    words = [(part.targets != END).sum() + len(part.targets) for part in parts]
-    losses = [forced_loss(model, part) * number for part, number in zip(parts, words, strict=True)]
-    return (sum(losses) / sum(words)).item()
-
-
-def text_bleu(model: Translator, corpus: Corpus, target: Vocabulary, right: Iterable[Sentence], beams: int) -> float:
-    """BLEU against translations as words, in which those that the vocabulary lacks are kept."""
-    model.eval()
-    found = []
-    for sources in corpus.sources.split(TEST_BATCH):
-        found += search(model, sources[:, : int((sources != END).sum(-1).max()) + 1], beams, LONGEST_WRITTEN)
-    written = [" ".join(target.decode(words)) for words in found]
-    references = [" ".join(words) for words in right]
-    return corpus_bleu(written, [references], tokenize="none", force=True).score  # texts that are tokenised already
-
-
-class Ends(NamedTuple):
-    """The learning rate of a training, and when it ends."""
-
-    rate: float
-    epochs: int  # at most
-    patience: int
-
-
-def fit_text(
-    run: Run, model: Translator, corpus: Corpus, loss: Loss, validate: Callable[[], float], ends: Ends
-) -> Fitted:
-    """Trains by the loss, and leaves the model of the best epoch."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=ends.rate)
-
-    def train_epoch(epoch: int) -> None:
-        model.train()
-        for batch in alike_batches(corpus, BATCH_SIZE):
-            step(model, optimizer, loss(model, batch))
-
-    return run.fit(model, optimizer, train_epoch, validate, ends.epochs, ends.patience)
 
 
 def run_text(run: Run, args: Namespace) -> Result:

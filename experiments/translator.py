@@ -1,5 +1,6 @@
 """A translator, its loss in teacher forcing, a soft beam search to train it by, and an ordinary one to test it with."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,15 @@ class Memory(NamedTuple):
     padding: Tensor  # (..., length), -inf where there is no word
 
 
+# Of queries (..., beams, width) to keys (..., length, width), their values and their padding: (..., beams, width).
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, padding: Tensor) -> Tensor:
+    """Attention to all words."""
+    return (query @ key.mT / query.shape[-1] ** 0.5 + padding).softmax(-1) @ value
+
+
 class Translator(nn.Module):
     """Encoder and decoder of one recurrent layer each, with attention between.
 
@@ -28,6 +38,7 @@ class Translator(nn.Module):
         target_words: Size of the target's vocabulary.
         width: Of embeddings and states.
         dropout: Share of the entries of embeddings, and of what the next word is predicted from, that training drops.
+        attention: Of the decoder's states to the encoder's.
     """
 
     def __init__(
@@ -36,9 +47,10 @@ class Translator(nn.Module):
         target_words: int = TARGET_WORDS,
         width: int = WIDTH,
         dropout: float = 0.0,
+        attention: Attention = attend,
     ) -> None:
         super().__init__()
-        self.width = width
+        self.attention = attention
         self.source = nn.Embedding(source_words, width)
         self.target = nn.Embedding(target_words, width)
         self.encoder = nn.GRU(width, width // 2, batch_first=True, bidirectional=True)
@@ -62,8 +74,8 @@ class Translator(nn.Module):
         """What the next word is predicted from, and the new state, both (batch, beams, width)."""
         words = self.dropout(embedding).flatten(0, 1)
         state = self.decoder(words, state.flatten(0, 1)).view(state.shape)
-        attention = (state @ memory.states.mT / self.width**0.5 + memory.padding.unsqueeze(-2)).softmax(-1)
-        return self.read_out(torch.cat((state, attention @ memory.states), -1)), state
+        found = self.attention(state, memory.states, memory.states, memory.padding.unsqueeze(-2))
+        return self.read_out(torch.cat((state, found), -1)), state
 
     def predict(self, features: Tensor) -> Tensor:
         """Log-probabilities of the next word (..., words of the target)."""

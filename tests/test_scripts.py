@@ -45,6 +45,7 @@ HELPERS = {
     "runs",
     "text_data",
     "translator",
+    "translator_training",
 }  # tested by what they return
 
 

@@ -1,6 +1,5 @@
 """The experiment runs with the smallest settings, also on text; grammar, search and the backtracked loss."""
 
-import gzip
 from random import Random
 
 import pytest
@@ -9,6 +8,7 @@ from torch.testing import assert_close
 
 import beam_search as experiment
 import translator
+import translator_training
 from generated_language import END, TARGET_WORDS, Corpus, draw_corpora, draw_sentence, make_corpus, translate
 from text_data import UNKNOWN, alike_batches, load_texts
 from translator import SoftSearch, Translator, backtrack, forced_loss, search, searched_loss
@@ -129,20 +129,9 @@ def test_bleu_of_the_references_is_100(corpus):
     assert experiment.bleu(experiment.references(corpus), corpus) == pytest.approx(100)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Files named as those of Multi30k; a word of the tests is in no training sentence."""
-    words = {"en": ["A man", "walks", "sits", "runs"], "de": ["Ein Mann", "geht", "sitzt", "rennt"]}
-    for part, last in (("train", ""), ("val", ""), ("test_2016_flickr", " heute")):
-        for language, (who, *verbs) in words.items():
-            lines = "".join(f"{who} {verb}{last}.\n" for verb in verbs for _ in range(3))
-            (tmp_path / f"{part}.{language}.gz").write_bytes(gzip.compress(lines.encode()))
-    return tmp_path
-
-
 @pytest.mark.slow
-def test_smoke_on_text(folder, tmp_path, capsys):
-    data = ["--data", "multi30k", "--data-dir", str(folder), "--seeds", "1"]
+def test_smoke_on_text(multi30k, tmp_path, capsys):
+    data = ["--data", "multi30k", "--data-dir", str(multi30k), "--seeds", "1"]
     table = experiment.main(["--smoke", *data, "--out", str(tmp_path), "--runs", str(tmp_path), "--processes", "1"])
     assert list(table.scores) == [experiment.START, *experiment.later_losses(SoftSearch(2, 0.1))]
     assert (tmp_path / "beam_search_en-de.png").stat().st_size > 3_000
@@ -151,8 +140,8 @@ def test_smoke_on_text(folder, tmp_path, capsys):
     assert "beats teacher forcing (Xie et al.)" in capsys.readouterr().out
 
 
-def test_texts(folder):
-    texts = load_texts(folder, "en-de", None, longest=4, vocabulary=6)
+def test_texts(multi30k):
+    texts = load_texts(multi30k, "en-de", None, longest=4, vocabulary=6)
     assert texts.target.words == ["<end>", "<unk>", ".", "ein", "mann", "geht"]
     assert texts.train.targets[:4].tolist() == [[3, 4, 5, 2, END]] * 3 + [[3, 4, UNKNOWN, 2, END]]
     assert texts.references["test"][0] == ["ein", "mann", "geht", "heute", "."]
@@ -160,7 +149,7 @@ def test_texts(folder):
     with pytest.raises(FileNotFoundError, match="--data-dir"):
         load_texts(None, "en-de", None, 4, 6)
     with pytest.raises(FileNotFoundError, match=r"train\.fr\.gz"):
-        load_texts(folder, "en-fr", None, 4, 6)
+        load_texts(multi30k, "en-fr", None, 4, 6)
 
 
 def test_batches_are_of_like_lengths_and_have_every_sentence():
@@ -173,10 +162,10 @@ def test_batches_are_of_like_lengths_and_have_every_sentence():
     assert all((batch.targets != END).sum(-1).min() == batch.targets.shape[1] - 1 for batch in batches)
 
 
-def test_bleu_counts_words_that_the_vocabulary_lacks(folder, monkeypatch):
-    texts = load_texts(folder, "en-de", None, 9, 8)
+def test_bleu_counts_words_that_the_vocabulary_lacks(multi30k, monkeypatch):
+    texts = load_texts(multi30k, "en-de", None, 9, 8)
     whole = [words[: words.index(END)] for words in texts.validation.targets.tolist()]
-    monkeypatch.setattr(experiment, "search", lambda model, sources, beams, longest: whole[: len(sources)])
+    monkeypatch.setattr(translator_training, "search", lambda model, sources, beams, longest: whole[: len(sources)])
     model = Translator(8, 8)
     lacking = ["ein", "mann", "fliegt", "."]
     right = experiment.text_bleu(model, texts.validation, texts.target, texts.references["validation"], 1)

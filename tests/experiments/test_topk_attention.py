@@ -16,6 +16,27 @@ def test_smoke(tmp_path, capsys):
     assert "SOFT top-k attention beats full attention" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_smoke_on_text(multi30k, tmp_path, capsys):
+    data = ["--data", "multi30k", "--data-dir", str(multi30k), "--seeds", "1", "--processes", "1"]
+    table = experiment.main(["--smoke", *data, "--out", str(tmp_path)])
+    assert list(table.scores) == [experiment.FULL, experiment.SOFT, experiment.HARD]
+    assert (tmp_path / "topk_attention_en-de.md").is_file()
+    assert "beats full attention (Xie et al.)" in capsys.readouterr().out
+
+
+def test_attention_of_the_translator():
+    """All words have the attention of torch's function; padding gets none, also among the k best."""
+    query, key, value = torch.randn(3, 2, 5, 8, generator=torch.Generator().manual_seed(0))
+    padding = torch.zeros(2, 1, 5)
+    padding[:, :, 3:] = -torch.inf
+    for row, k in ((experiment.FULL, 4), (experiment.SOFT, 4), (experiment.HARD, 4), (experiment.HARD, 1)):
+        found = experiment.text_attention(row, query, key, value, padding, k)
+        nearest = torch.nn.functional.one_hot((query @ key.mT + padding).argmax(-1), 5).float() @ value
+        all_words = torch.nn.functional.scaled_dot_product_attention(query, key, value, padding.expand(2, 5, 5))
+        assert_close(found, nearest if k == 1 else all_words)
+
+
 def test_wrong_length(capsys):
     with pytest.raises(SystemExit):
         experiment.main(["--length", "30", "--k", "4"])
