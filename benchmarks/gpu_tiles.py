@@ -1,8 +1,9 @@
 """Tiles of the mask kernels on an accelerator: the times of a mask and its derivative over those of softmax.
 
 ``python benchmarks/gpu_tiles.py`` times both kernels of :mod:`khot.kernels.threshold`, with all that they launch, as
-replayed CUDA graphs, for N(0, 1) scores in float32, k = n / 10 and softness 1. The tables of
+replayed CUDA graphs, for N(0, 1) scores in float32 and float64, k = n / 10, softness 1. The tables of
 :mod:`khot.kernels.threshold.triton_rows` are made from this one. It stops with a message if torch finds no accelerator.
+Kernels are compiled in several processes before anything is timed.
 """
 
 import multiprocessing

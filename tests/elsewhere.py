@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_map_only
 
-from khot import _contents
+from khot import _contents, _torch_internals
 from khot._torch_internals import eager_dispatcher, has_memory, runs_unwatched
 from khot.kernels import call, threshold
 from khot.kernels.exact.rows import in_rows_of
@@ -37,7 +37,11 @@ DEVICE = torch.device("lazy")
 aten = torch.ops.aten
 _is_recording = False
 MOVES = {aten._to_copy.default, aten.copy_.default}  # from one device to another
-READS = {aten._local_scalar_dense.default, aten.nonzero.default, aten._is_all_true.default}  # on the host
+READS = {
+    *(aten._local_scalar_dense.default, aten._is_all_true.default, aten.equal.default, aten.nonzero.default),
+    *(aten.masked_select.default, aten._unique2.default, aten.unique_dim.default),
+}  # on the host, at least a number of entries
+INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 # Besides those that compute entry by entry, these accept a single number from the host.
 WITH_NUMBER = {aten.where.self, aten.masked_fill.Tensor, aten.masked_fill_.Tensor}
 # Zeros without memory, which are tangents of constants, cannot be wrapped.
@@ -146,7 +150,7 @@ def _check(func: Any, args: Any, tensors: list[Tensor]) -> None:
     hosts = [x for x in tensors if not isinstance(x, Elsewhere)]
     if torch.Tag.pointwise in func.tags or func in WITH_NUMBER:
         hosts = [x for x in hosts if x.dim() > 0 or (func._schema.is_mutable and x is args[0])]
-    if func in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
+    if func in INDEXING:
         indices = {id(x) for x in args[1]}
         hosts = [x for x in hosts if id(x) not in indices]
     if hosts:
@@ -157,10 +161,15 @@ def _check(func: Any, args: Any, tensors: list[Tensor]) -> None:
 def _check_recorded(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Raises a RuntimeError for what a CUDA graph cannot record."""
     is_there = [isinstance(x, Elsewhere) for x in _tensors(args)]
-    device = kwargs.get("device")
-    arrives = func is aten._to_copy.default and device is not None and device.type == DEVICE.type and not any(is_there)
-    arrives |= func is aten.copy_.default and is_there == [True, False]
-    if arrives or (func in READS and any(is_there)):
+    moves = func in READS and any(is_there)
+    if func is aten._to_copy.default and kwargs.get("device") is not None:
+        moves = is_there[0] != (kwargs["device"].type == DEVICE.type)
+    elif func is aten.copy_.default:
+        moves = is_there[0] != is_there[1]
+    elif func in INDEXING and is_there[0]:
+        indices = [x for x in args[1] if isinstance(x, Tensor)]
+        moves = any(x.dtype == torch.bool or not isinstance(x, Elsewhere) for x in indices)
+    if moves:
         raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
 
 
@@ -169,7 +178,7 @@ def recording() -> Iterator[None]:
     """In this context, inside :func:`elsewhere`, a CUDA graph records what happens."""
     global _is_recording
     with ExitStack() as stack:
-        for module in (_contents, derivatives):
+        for module in (_torch_internals, _contents, derivatives):
             stack.enter_context(patch.object(module, "is_recorded", lambda x: isinstance(x, Elsewhere)))
         _is_recording = True
         try:

@@ -53,7 +53,7 @@ def checks_contents(tensor: Tensor) -> bool:
 
 
 def looks_at_contents(*tensors: Tensor) -> bool:
-    """:func:`checks_contents` for plain Python code, which cannot read contents in traces and torch.func transforms."""
+    """:func:`checks_contents` for plain Python code, which can read contents only where it :func:`can_look`."""
     return can_look(*tensors) and all(map(checks_contents, tensors))
 
 

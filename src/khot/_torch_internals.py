@@ -114,7 +114,7 @@ _VALIDATES_MAPPED = "_is_all_true" in Distribution.__init__.__code__.co_names
 
 def validates(*tensors: Tensor) -> bool:
     """Whether checks of ``torch.distributions`` can read these tensors; those of newer versions do so inside a vmap."""
-    return _VALIDATES_MAPPED or not any(map(is_mapped, tensors))
+    return not any(map(is_recorded, tensors)) and (_VALIDATES_MAPPED or not any(map(is_mapped, tensors)))
 
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # looked up once
@@ -153,7 +153,7 @@ def has_memory(argument: Any) -> bool:
 
 
 def is_recorded(tensor: Tensor) -> bool:
-    """Whether a CUDA graph records operations on a tensor, which can neither read it nor copy numbers from the host."""
+    """Whether a CUDA graph is being recorded, so that the tensor cannot be read, nor anything copied from the host."""
     return tensor.is_cuda and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 

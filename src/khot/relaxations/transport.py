@@ -107,7 +107,7 @@ def transport_topk(
     check_scores(x, dim, joint=True, reads_layouts=_call.reads_layouts)
     check_softness("epsilon", epsilon, x, as_rows(x, dim).shape[:-1], reads_layouts=_call.reads_layouts)
     if isinstance(epsilon, Tensor):
-        if checks_contents(epsilon) and (_call.is_plain or can_look(epsilon)):
+        if checks_contents(epsilon) and can_look(epsilon):
             check_softness_contents("epsilon", epsilon, x.dtype)
         epsilon = epsilon.double()
     return MAP.apply(_call, x, k, epsilon / 2, dim)

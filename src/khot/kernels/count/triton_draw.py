@@ -118,7 +118,7 @@ def launch_draw(leaf: Tensor, bound: int, levels: int, counts: Tensor, generator
     """Draws the units ``(n, R, samples)``, bool, given the counts ``(trees, R, samples)`` of the trees."""
     (_, n, rows), (trees, _, samples) = leaf.shape, counts.shape
     full = min(n, 2**levels)  # units of a tree, except perhaps the last
-    how = forest_plan(full, trees * rows)
+    how = forest_plan(full, trees * rows * -(-samples // DRAWN))
     abreast = min(how.rows, triton.next_power_of_2(rows))  # rows of a program; if there are few, it makes many draws
     chunks = -(-max(1, samples) // max(1, DRAWN * how.block // (full * abreast)))
     chunk = -(-max(1, samples) // chunks)

@@ -2,8 +2,8 @@
 
 A program takes one tree of the forest, or the same tree of several rows, through all of its levels. The laws of a level
 are in the program's own scratch buffer, with a barrier between writing it and reading it for the next level: some ten
-numbers per unit, which the first-level cache holds. A program processes several tasks, so that the scratch does not
-grow with their number.
+numbers per unit. A program processes several tasks, so that the scratch does not grow with their number: for trees of
+1000 units it has at most 180 MB, twice this for derivatives, four times for second ones.
 
 A lane computes one count of one node at a time, as the sum of the products that belong to it. All sums are of terms
 without cancellation, in float64.

@@ -52,8 +52,8 @@ def number_on(device: torch.device, value: Tensor | float) -> Tensor:
 
 def numbers_of_rows(x: Tensor, values: Tensor) -> Tensor:
     """The same for the result of :func:`in_rows_of`, which may be ``on_host``."""
-    if values.device == x.device:
-        return values
+    if values.device == x.device or not values.numel():
+        return values.to(x.device)
     return x.new_full(values.shape, values.flatten()[0].item(), dtype=values.dtype)
 
 

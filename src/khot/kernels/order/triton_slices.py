@@ -27,7 +27,7 @@ from ..gpu.tools import RowNumbers, arithmetic, on_device, per_row, row_numbers,
 ROWS = {torch.float32: 16, torch.float64: 4}  # of a tile, by the dtype of the arithmetic
 COLUMNS, DERIVATIVE_COLUMNS = 128, 64  # of a tile, at most
 MAX_SPAN, WARPS = 8, 4
-ENOUGH = 8 * PROGRAMS  # programs, so that each may take several tiles
+ENOUGH = 8 * PROGRAMS  # programs; if there would be more, each takes several tiles
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def _apart(to, start, inverse, offset, DTYPE: tl.constexpr):
 
 @triton.jit
 def _length(n, ALIGNED: tl.constexpr):
-    """n; where it is a multiple of 4, so that the compiler knows it, and accesses four entries at a time."""
+    """n, written so that the compiler knows if it is a multiple of 4, and accesses four entries at a time."""
     return n // 4 * 4 if ALIGNED else n
 
 

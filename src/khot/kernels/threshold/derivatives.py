@@ -327,7 +327,7 @@ def _lever(rows: MapRows, centred: Tensor, items: Items, shares: Shares) -> Tens
     """sum centred z / s, arranged so that outliers of z and the scale make no product overflow or underflow."""
     if rows.over.shards is None:
         root = rows.s.sqrt()
-        shrunk = torch.where(rows.s < 1 / SHRUNK, SHRUNK, 1.0)  # a large scale already makes z small
+        shrunk = torch.ones_like(rows.s).masked_fill(rows.s < 1 / SHRUNK, SHRUNK)  # a large scale already makes z small
         return (items.lever * shrunk.unsqueeze(-1) * centred).sum(-1) / root / shrunk / root
     return (shares.moment - shares.pull * (shares.slope_moment if items.factor is None else shares.first)) / rows.s
 

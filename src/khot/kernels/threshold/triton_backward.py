@@ -144,7 +144,7 @@ def _mask_bwd(
     x_ptr, g_ptr, out_ptr, at, scale_ptr, scale_number: tl.float64, stride_scale, stride_x, stride_g, rows, n,
     q_number: tl.float64, LINK: tl.constexpr, KIND: tl.constexpr, WITH_SCALE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The rows of a program; for split rows the sums of a chunk, or its dL/dx from all sums, by ``TILE.stage``."""
+    """The rows of a program, or those of some rows that are flagged."""
     pointers, scales, strides = (x_ptr, g_ptr, out_ptr), (scale_ptr, scale_number, stride_scale), (stride_x, stride_g)
     if TILE.stage == "flagged":
         begin, end, some = look_at_flags(at[4], rows)
@@ -165,6 +165,7 @@ def _differentiate_rows(
     row, pointers, at, scales, strides, n, q_number,
     LINK: tl.constexpr, KIND: tl.constexpr, WITH_SCALE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    """dL/dx, dL/dk and dL/ds of rows; for split rows the sums of a chunk, or its dL/dx from all sums."""
     FLAGGED: tl.constexpr = TILE.stage == "flagged"
     HAS_GAPS: tl.constexpr = FLAGGED and not (LINK.heavy or (LINK.compact and LINK.reaches_zero))
     LOG: tl.constexpr = KIND == "log_mask"

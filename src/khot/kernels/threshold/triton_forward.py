@@ -93,7 +93,7 @@ def _mask_fwd(
     x_ptr, y_ptr, at, sizes, k_number: tl.float64, scale_number: tl.float64, stride_k, stride_scale, stride_x, rows, n,
     q_number: tl.float64, law, LINK: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Threshold and values of the rows, or of a chunk of a split row; flags rows that the search does not solve."""
+    """The rows of a program, or those of some rows that are flagged."""
     numbers = k_number, scale_number, stride_k, stride_scale
     if TILE.stage == "flagged":
         begin, end, some = look_at_flags(at[2], rows)
@@ -116,6 +116,7 @@ def _fill_rows(
     row, x_ptr, y_ptr, at, sizes, numbers, stride_x, rows, n, q_number, law,
     LINK: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    """Threshold and values of rows, or of a chunk of a split row; flags rows that the search does not solve."""
     row = row.to(tl.int64)
     anchor_ptr, offset_ptr, flag_ptr, state_ptr, sums_ptr = at
     whole, rest, scale, q = _row_numbers(

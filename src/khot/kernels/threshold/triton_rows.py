@@ -145,7 +145,7 @@ def tile_of(*rows: Tensor, double: bool = False, pairs: bool = False) -> Tile:
     if is_split(number, n):
         return Tile(1, 8, 256, 8, single, double, stage="step")
     if n <= SHORT:
-        return Tile(4, 8, 8, 1, single, double)
+        return Tile(4, 4 if double else 8, 8, 1, single, double)
     aligned = n % 4 == 0 and all((v.stride(0) * v.element_size()) % 16 == v.data_ptr() % 16 == 0 for v in rows)
     if double:
         table = FEW_DOUBLE if number <= PROGRAMS else DOUBLE_PAIRS if pairs else DOUBLE

@@ -16,7 +16,8 @@ import triton.language as tl
 from ..gpu.plans import PROGRAMS
 from ..gpu.tools import add2, split_threshold
 
-FEW, LONG = 2 * PROGRAMS, 256  # rows at which a program has more than a warp, and items
+# Up to FEW rows, a program has 2 warps, or 4 for more than LONG items; otherwise one.
+FEW, LONG = 2 * PROGRAMS, 256
 FAR = tl.constexpr(1e6)  # as good as infinite for z
 LARGEST_STEP = tl.constexpr(1e18)
 NO_WEIGHT = tl.constexpr(1e-30)
@@ -28,7 +29,7 @@ class TransportPlan(NamedTuple):
     Attributes:
         places: Number of places of the plan.
         block_places: The same as a power of 2, at least 8.
-        block: Items of a tile, one for each thread, which has their entries at all places: up to 16 in float32 or 8 in
+        block: Items of a tile, one for each thread, which has its entries at all places: up to 16 in float32 or 8 in
             float64.
         warps: Warps of a program.
     """
