@@ -109,8 +109,8 @@ for backward in (False, True):
 def test_short_rows_share_a_warp(tmp_path):
     """Each of four rows has threads of its own: if these had all rows, each number of a row would be computed 32 times.
 
-    Triton 3.6 needs a hint for this, and 3.7 does not. The table of static counts is made in this way; a derivative has no
-    search, and so fewer instructions.
+    Triton 3.6 needs a hint for this, and 3.7 does not. The table of static counts is made in this way; a derivative has
+    no search, and so fewer instructions.
     """
     result = run_compiler(tmp_path, "-c", SHORT_ROWS)
     assert result.returncode == 0, result.stderr[-4000:]
