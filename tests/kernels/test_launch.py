@@ -52,6 +52,14 @@ def test_launched_again(kernel):
     assert kernel.compiled == 1 and kernel.launched == [(GRID, (*ARGUMENTS, "mask", 8))] * 2
 
 
+def test_a_kind_is_given_for_several_launches(kernel):
+    kind = launches.kind_of(ARGUMENTS)
+    for constants in (("mask", 8), ("mask", 8), ("log_mask", 8)):
+        launches.launch(kernel, GRID, ARGUMENTS, constants, kind, num_warps=4)
+    launches.launch(kernel, GRID, ARGUMENTS, ("mask", 8), num_warps=4)
+    assert kernel.compiled == 2 and len(kernel.launched) == 2
+
+
 def test_other_numbers_of_the_same_kind(kernel):
     launches.launch(kernel, GRID, ARGUMENTS, ("mask", 8), num_warps=4)
     launches.launch(kernel, (5, 1, 1), (X[8:], -2.5, 9, (X, 16, 0.0)), ("mask", 8), num_warps=4)

@@ -17,7 +17,12 @@ _remembers = True
 
 
 def launch(
-    kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], constants: tuple[Any, ...], **options: Any
+    kernel: Any,
+    grid: tuple[int, int, int],
+    arguments: tuple[Any, ...],
+    constants: tuple[Any, ...],
+    kind: Any = None,
+    **options: Any,
 ) -> None:
     """Launches a kernel on the device of its first argument, which must be the current one.
 
@@ -26,9 +31,10 @@ def launch(
         grid: Numbers of programs.
         arguments: Its arguments, in order.
         constants: Its constexprs, which come after them.
+        kind: That of the arguments by :func:`kind_of`, if it is needed for several launches.
         options: Triton's, as ``num_warps``.
     """
-    key = (id(kernel), arguments[0].device, constants, *options.items(), *map(_kind, arguments))
+    key = (id(kernel), arguments[0].device, constants, *options.items(), kind or kind_of(arguments))
     found = _compiled.get(key)
     if found is not None:
         found[grid](*arguments, *constants)
@@ -38,15 +44,18 @@ def launch(
         _compiled[key] = compiled
 
 
-def _kind(value: Any) -> Any:
-    """What Triton looks at in an argument on a CUDA device."""
+def kind_of(value: Any) -> Any:
+    """What Triton looks at in an argument on a CUDA device, or in each of several."""
+    kind = type(value)
+    if kind is float:
+        return kind
+    if kind is tuple:
+        return tuple([kind_of(each) for each in value])  # a list is faster than a generator
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16 == 0
-    if isinstance(value, tuple):
-        return tuple(map(_kind, value))
     if isinstance(value, int):
-        return type(value), -(2**31) <= value < 2**31, value < 2**63, value == 1, value % 16 == 0
-    return type(value)
+        return kind, -(2**31) <= value < 2**31, value < 2**63, value == 1, value % 16 == 0
+    return kind
 
 
 def forget_launches() -> None:

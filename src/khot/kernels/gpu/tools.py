@@ -4,6 +4,7 @@
 
 import contextlib
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -118,8 +119,13 @@ def row_numbers(values: Tensor, device: torch.device) -> RowNumbers:
 
 def rows_of(x: Tensor) -> Tensor:
     """x as (rows, n) with unit last stride, as a view if possible."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def in_shape(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """x in this shape, without a call of torch if it has it."""
+    return x if x.shape == shape else x.reshape(shape)
 
 
 def without_expansion(draws: int, *parameters: Tensor) -> tuple[int, tuple[Tensor, ...]]:

@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..gpu.launch import launch
+from ..gpu.launch import kind_of, launch
 from ..gpu.plans import is_split
-from ..gpu.tools import FARTHEST_64, add2, add3, on_device, quotient, reciprocal, rows_of
+from ..gpu.tools import FARTHEST_64, add2, add3, in_shape, on_device, quotient, reciprocal, rows_of
 from ..links.base import Link
 from ..links.base_triton import log_derivative, tails_and_slopes, triton_link
 from .triton_gaps import neighbours, relative_slopes, weigh_sides
@@ -236,23 +236,25 @@ def launch_backward(
     grad_x = torch.empty((rows, n), dtype=x.dtype, device=x.device)
     grad_k, grad_scale = (torch.empty(rows, dtype=torch.float64, device=x.device) for _ in range(2))
     flags = torch.empty(rows, dtype=torch.int32, device=x.device)
-    at = (anchor.reshape(-1).contiguous(), offset.reshape(-1).contiguous(), grad_k, grad_scale, flags)
+    anchor, offset = (in_shape(v, (rows,)).contiguous() for v in (anchor, offset))
+    at = (anchor, offset, grad_k, grad_scale, flags)
     tile, split = tile_of(items, g, grad_x, pairs=True), is_split(rows, n)
-    partial, tiles, grid = flags, [tile], (triton.cdiv(rows, tile.rows), 1, 1)
+    partial, tiles, grid = flags, [tile], (-(-rows // tile.rows), 1, 1)
     if split:
         partial = torch.empty((rows, PARTS.value, SUMS.value), dtype=tile.torch_dtype, device=x.device)
         tiles, grid = [replace(tile, stage=stage) for stage in ("step", "end")], (tile.splits(rows, n), rows, 1)
     numbers = (*Argument.of(scale, x.device), items.stride(0), g.stride(0), rows, n, float(link.q))
+    arguments = (items, g, grad_x, (*at, partial), *numbers)
+    piece, alike = triton_link(link), kind_of(arguments)
     with on_device(x):
         for part in (*tiles, flagged_tile(items)):
             programs = (flagged_programs(rows), 1, 1) if part.stage == "flagged" else grid
-            constants = triton_link(link), kind, with_scale, part
-            launch(_mask_bwd, programs, (items, g, grad_x, (*at, partial), *numbers), constants, **part.options)
+            launch(_mask_bwd, programs, arguments, (piece, kind, with_scale, part), alike, **part.options)
             if part.stage == "end" and with_scale:
                 lever, left, reach = partial[:, : grid[0], 2:5].sum(1, dtype=torch.float64).unbind(-1)
                 torch.addcmul(lever, left, reach, out=grad_scale)
     batch = x.shape[:-1]
-    return grad_x.reshape(x.shape), grad_k.reshape(batch), grad_scale.reshape(batch)
+    return in_shape(grad_x, x.shape), in_shape(grad_k, batch), in_shape(grad_scale, batch)
 
 
 def mask_derivative(

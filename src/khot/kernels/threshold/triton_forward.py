@@ -26,9 +26,9 @@ from torch import Tensor
 
 from khot._torch_internals import is_recorded
 
-from ..gpu.launch import launch
+from ..gpu.launch import kind_of, launch
 from ..gpu.plans import is_split
-from ..gpu.tools import add4, on_device, quotient, reciprocal, rows_of
+from ..gpu.tools import add4, in_shape, on_device, quotient, reciprocal, rows_of
 from ..links.base import Link, link_numbers
 from ..links.base_triton import triton_link, value
 from .contents import check_rows
@@ -282,12 +282,13 @@ def launch_forward(
             at = _launch_steps(items, at, numbers, link, tile)
             tile, grid = replace(tile, stage="end"), (tile.splits(rows, n), rows, 1)
         else:
-            at, grid = (*at, flags, flags), (triton.cdiv(rows, tile.rows), 1, 1)
+            at, grid = (*at, flags, flags), (-(-rows // tile.rows), 1, 1)
         arguments = (items, y, at, *numbers, items.stride(0), *tail)
+        piece, alike = triton_link(link), kind_of(arguments)
         for part, programs in ((tile, grid), (flagged_tile(items), (flagged_programs(rows), 1, 1))):
-            launch(_mask_fwd, programs, arguments, (triton_link(link), kind, part), **part.options)
+            launch(_mask_fwd, programs, arguments, (piece, kind, part), alike, **part.options)
     batch = x.shape[:-1]
-    return None if y is None else y.reshape(x.shape), anchor.reshape(batch), offset.reshape(batch), flags
+    return None if y is None else in_shape(y, x.shape), in_shape(anchor, batch), in_shape(offset, batch), flags
 
 
 def _launch_steps(

@@ -164,7 +164,7 @@ def flagged_tile(x: Tensor) -> Tile:
 
 def flagged_programs(rows: int) -> int:
     """How many programs look at the flags of all rows."""
-    return max(min(rows, FLAGGED_PROGRAMS), triton.cdiv(rows, FLAGS.value))
+    return max(min(rows, FLAGGED_PROGRAMS), -(-rows // FLAGS.value))  # triton.cdiv is slow here
 
 
 @triton.jit
