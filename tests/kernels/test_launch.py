@@ -111,6 +111,6 @@ def test_equal_kinds_are_equal_to_triton():
     if not hasattr(libtriton, "native_specialize_impl"):
         pytest.skip("this Triton specialises in Python")
     backend = import_module("triton.backends.nvidia.compiler").CUDABackend
-    known = [(launches._kind(v), libtriton.native_specialize_impl(backend, v, False, True, True)) for v in VALUES]
+    known = [(launches.kind_of(v), libtriton.native_specialize_impl(backend, v, False, True, True)) for v in VALUES]
     for kind, special in known:
         assert all(special == other for same, other in known if same == kind)
