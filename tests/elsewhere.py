@@ -32,6 +32,7 @@ from khot.kernels.registry import Backend, Backends, Operator
 from khot.kernels.threshold import derivatives
 from khot.kernels.threshold.kinds import Kind, Plain, Solved
 from khot.laws import order_at_once
+from khot.relaxations import transport
 
 DEVICE = torch.device("lazy")
 aten = torch.ops.aten
@@ -178,7 +179,7 @@ def recording() -> Iterator[None]:
     """In this context, inside :func:`elsewhere`, a CUDA graph records what happens."""
     global _is_recording
     with ExitStack() as stack:
-        for module in (_torch_internals, _contents, derivatives):
+        for module in (_torch_internals, _contents, derivatives, transport):
             stack.enter_context(patch.object(module, "is_recorded", lambda x: isinstance(x, Elsewhere)))
         _is_recording = True
         try:

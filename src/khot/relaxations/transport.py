@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from khot._contents import can_look, checks_contents
+from khot._torch_internals import is_recorded
 from khot._validation import check_scores, check_softness, check_softness_contents
 from khot.kernels.call import Call
 from khot.kernels.links.base import LOG_2, Link
@@ -107,7 +108,7 @@ def transport_topk(
     check_scores(x, dim, joint=True, reads_layouts=_call.reads_layouts)
     check_softness("epsilon", epsilon, x, as_rows(x, dim).shape[:-1], reads_layouts=_call.reads_layouts)
     if isinstance(epsilon, Tensor):
-        if checks_contents(epsilon) and can_look(epsilon):
+        if checks_contents(epsilon) and (not is_recorded(epsilon) if _call.is_plain else can_look(epsilon)):
             check_softness_contents("epsilon", epsilon, x.dtype)
         epsilon = epsilon.double()
     return MAP.apply(_call, x, k, epsilon / 2, dim)

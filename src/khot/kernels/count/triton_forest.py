@@ -32,7 +32,7 @@ FOREST = (
     (1024, 1, 128, 4, 8 * PROGRAMS),
 )  # fmt: skip
 FEW_TREES = (
-    (32, 4, 128, 4, PROGRAMS), (64, 1, 128, 4, PROGRAMS), (256, 1, 256, 8, PROGRAMS), (1024, 1, 512, 16, PROGRAMS),
+    (32, 4, 128, 2, PROGRAMS), (64, 1, 128, 4, PROGRAMS), (256, 1, 256, 8, PROGRAMS), (1024, 1, 512, 16, PROGRAMS),
 )  # fmt: skip
 NONE = tl.constexpr(2**30)  # a count that is too large for any node
 

@@ -78,10 +78,8 @@ def _slice_weights_fwd(
     offset_ptr += batch * (n - 1)
     j = (across * COLUMNS + tl.arange(0, COLUMNS))[None, :]  # (1, COLUMNS)
     has_lower, has_upper = (j > 0) & (j < n), j < n - 1
-    lower, upper = (
-        tl.load(cuts_ptr + j - 1, mask=has_lower, other=0.0),
-        tl.load(cuts_ptr + j, mask=has_upper, other=0.0),
-    )
+    lower = tl.load(cuts_ptr + j - 1, mask=has_lower, other=0.0)
+    upper = tl.load(cuts_ptr + j, mask=has_upper, other=0.0)
     lower_offset = tl.load(offset_ptr + j - 1, mask=has_lower, other=-float("inf"))
     upper_offset = tl.load(offset_ptr + j, mask=has_upper, other=float("inf"))
     width = tl.where(has_lower & has_upper, (upper - lower) * inverse, 0.0) + (upper_offset - lower_offset)
