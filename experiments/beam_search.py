@@ -36,7 +36,6 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -50,22 +49,19 @@ from tqdm import tqdm
 from common import Table, each_seed, experiment_parser, minibatches, parse, save_figure
 from generated_language import END, TARGET_WORDS, Corpus, draw_corpora
 from runs import Result, Run, add_run_arguments, run_grid
-from text_data import PAIRS, load_texts
 from translator import SoftSearch, Translator, choose, forced_loss, search, searched_loss
 from translator_training import (
     BATCH_SIZE,
     BLEU,
     GREEDY,
-    LONGEST_TRAINED,
-    TEXT_DROPOUT,
     TEXT_RATE,
-    TEXT_WIDTH,
-    VOCABULARY,
     Ends,
     Loss,
+    add_text_arguments,
     fit_text,
     step,
     text_bleu,
+    text_translator,
     validation_loss,
 )
 
@@ -184,8 +180,7 @@ def later_losses(soft: SoftSearch) -> dict[str, Loss]:
 
 def run_text(run: Run, args: Namespace) -> Result:
     """The scores of all rows with one seed, which start from the same model."""
-    texts = load_texts(args.data_dir, args.pair, args.sentences, LONGEST_TRAINED, VOCABULARY)
-    model = Translator(len(texts.source), len(texts.target), TEXT_WIDTH, TEXT_DROPOUT)
+    texts, model = text_translator(args)
 
     def bleu_of(part: str, beams: int) -> float:
         corpus = texts.validation if part == "validation" else texts.test
@@ -260,15 +255,11 @@ def main_of_text(args: Namespace) -> Table:
 def main(arguments: list[str] | None = None) -> Table:
     parser = experiment_parser(__doc__)
     add_run_arguments(parser)
-    parser.add_argument("--data", choices=("generated", "multi30k"), default="generated", help="(default: %(default)s)")
-    parser.add_argument("--data-dir", type=Path, help="folder with the files of Multi30k")
-    parser.add_argument("--pair", choices=PAIRS, default=PAIRS[0], help="languages of Multi30k (default: %(default)s)")
+    add_text_arguments(parser)
     parser.add_argument("--beams", type=int, help="in training and in tests (default: 3; of Multi30k 5)")
     parser.add_argument("--sentences", type=int, help="to train on (default: 1000; of Multi30k all)")
     parser.add_argument("--forced-steps", type=int, default=300, help="that come before, in all rows (%(default)s)")
     parser.add_argument("--steps", type=int, default=80, help="of each way of training (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=8, help="that come before, of Multi30k (at most %(default)s)")
-    parser.add_argument("--patience", type=int, default=2, help="epochs before without a new minimum (%(default)s)")
     parser.add_argument("--later-epochs", type=int, default=1, help="of each way of training (default: %(default)s)")
     smoke = {"seeds": 2, "forced_steps": 2, "steps": 1, "epochs": 1, "later_epochs": 1}
     args = parse(parser, arguments, smoke)

@@ -28,7 +28,6 @@ no others were tried.
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pyro
 import torch
@@ -41,19 +40,16 @@ from common import Table, each_seed, experiment_parser, parse, save_figure
 from khot import lapsum_topk, sorted_transport_topk, sparse_topk
 from khot.nn import topk_attention
 from runs import Result, Run, add_run_arguments, run_grid
-from text_data import PAIRS, load_texts
-from translator import Translator, attend, forced_loss
+from translator import attend, forced_loss
 from translator_training import (
     BLEU,
     GREEDY,
-    LONGEST_TRAINED,
-    TEXT_DROPOUT,
     TEXT_RATE,
-    TEXT_WIDTH,
-    VOCABULARY,
     Ends,
+    add_text_arguments,
     fit_text,
     text_bleu,
+    text_translator,
     validation_loss,
 )
 
@@ -195,9 +191,7 @@ def text_attention(row: str, query: Tensor, key: Tensor, value: Tensor, padding:
 
 def run_text(run: Run, args: Namespace) -> Result:
     """Trains and tests a translator with one kind of attention."""
-    texts = load_texts(args.data_dir, args.pair, args.sentences, LONGEST_TRAINED, VOCABULARY)
-    attention = partial(text_attention, run.row, k=args.k)
-    model = Translator(len(texts.source), len(texts.target), TEXT_WIDTH, TEXT_DROPOUT, attention)
+    texts, model = text_translator(args, partial(text_attention, run.row, k=args.k))
     ends = Ends(TEXT_RATE, args.epochs, args.patience)
     fitted = fit_text(run, model, texts.train, forced_loss, partial(validation_loss, model, texts.validation), ends)
     bleu = partial(text_bleu, model, texts.test, texts.target, texts.references["test"])
@@ -223,12 +217,8 @@ def main_of_text(args: Namespace) -> Table:
 def main(arguments: list[str] | None = None) -> Table:
     parser = experiment_parser(__doc__)
     add_run_arguments(parser)
-    parser.add_argument("--data", choices=("generated", "multi30k"), default="generated", help="(default: %(default)s)")
-    parser.add_argument("--data-dir", type=Path, help="folder with the files of Multi30k")
-    parser.add_argument("--pair", choices=PAIRS, default=PAIRS[0], help="languages of Multi30k (default: %(default)s)")
+    add_text_arguments(parser)
     parser.add_argument("--sentences", type=int, help="of Multi30k to train on (default: all)")
-    parser.add_argument("--epochs", type=int, default=8, help="of Multi30k (at most %(default)s)")
-    parser.add_argument("--patience", type=int, default=2, help="epochs without a new minimum (%(default)s)")
     parser.add_argument("--beams", type=int, default=5, help="in the search, of Multi30k (default: %(default)s)")
     parser.add_argument("--k", type=int, default=4, help="tokens that share a key (default: %(default)s)")
     parser.add_argument("--length", type=int, default=32, help="of training sequences (default: %(default)s)")

@@ -1,6 +1,8 @@
 """How a translator is trained, and how one of real text is tested."""
 
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -9,8 +11,8 @@ from torch import Tensor, nn
 
 from generated_language import END, Corpus
 from runs import Fitted, Run
-from text_data import Sentence, Vocabulary, alike_batches, trim
-from translator import Translator, forced_loss, search
+from text_data import PAIRS, Sentence, Texts, Vocabulary, alike_batches, load_texts, trim
+from translator import Attention, Translator, attend, forced_loss, search
 
 BATCH_SIZE = 64
 LARGEST_GRADIENT = 1.0  # longer ones are cut to this norm
@@ -23,6 +25,21 @@ TEST_BATCH = 50  # sentences that are searched at a time
 BLEU, GREEDY = "BLEU, beam search", "BLEU, greedy"
 
 Loss = Callable[[Translator, Corpus], Tensor]
+
+
+def add_text_arguments(parser: ArgumentParser) -> None:
+    """Arguments of experiments that train a translator of Multi30k."""
+    parser.add_argument("--data", choices=("generated", "multi30k"), default="generated", help="(default: %(default)s)")
+    parser.add_argument("--data-dir", type=Path, help="folder with the files of Multi30k")
+    parser.add_argument("--pair", choices=PAIRS, default=PAIRS[0], help="languages of Multi30k (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=8, help="by teacher forcing, of Multi30k (at most %(default)s)")
+    parser.add_argument("--patience", type=int, default=2, help="of these without a new minimum (%(default)s)")
+
+
+def text_translator(args: Namespace, attention: Attention = attend) -> tuple[Texts, Translator]:
+    """The texts, and a translator that knows none of them yet."""
+    texts = load_texts(args.data_dir, args.pair, args.sentences, LONGEST_TRAINED, VOCABULARY)
+    return texts, Translator(len(texts.source), len(texts.target), TEXT_WIDTH, TEXT_DROPOUT, attention)
 
 
 def step(model: Translator, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:

@@ -286,6 +286,15 @@ class Gradients(NamedTuple):
     top: Tensor
 
 
+def _sum_of_products(a: Tensor, b: Tensor, divisor: Tensor) -> Tensor:
+    """sum a b / divisor along the last axis, in which no product over- or underflows; 0 times infinity is 0."""
+    (a, of_a), (b, of_b) = torch.frexp(a), torch.frexp(torch.where(a == 0, 0.0, b.clamp(-1.7e308, 1.7e308)))
+    (divisor, of_divisor), exponent = torch.frexp(divisor), (of_a + of_b).double()
+    top = exponent.masked_fill(a * b == 0, -torch.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+    total = (a * b * torch.exp2((exponent - top).clamp(max=0))).sum(-1, keepdim=True) / divisor
+    return (total * torch.exp2(top - of_divisor)).squeeze(-1)
+
+
 def gradients(link: ReferenceLink, at: Mask, weight: Tensor, softness: Tensor, log: bool = False) -> Gradients:
     """By the implicit function theorem, from log F' so that nothing underflows before it has to."""
     g, z = weight.double(), at.z
@@ -308,7 +317,4 @@ def gradients(link: ReferenceLink, at: Mask, weight: Tensor, softness: Tensor, l
         rest = g - g.gather(-1, shares.argmax(-1, keepdim=True))  # the mean may lie next to the largest share's
         dz = log_slope.exp() * (rest - (shares * rest).sum(-1, keepdim=True))
         size = top.squeeze(-1).exp() / column.squeeze(-1) * g.abs().amax(-1)
-    shrunk = torch.where(column < 2.0**64, 2.0**-64, 1.0)  # so that products with z neither overflow nor underflow
-    lever = torch.where(dz == 0, 0.0, dz * (z.clamp(-1.7e308, 1.7e308) * shrunk)) / column.sqrt()
-    ds = -lever.sum(-1) / (shrunk * column.sqrt()).squeeze(-1)
-    return Gradients(dz / column, dk, ds, size, top.squeeze(-1))
+    return Gradients(dz / column, dk, -_sum_of_products(dz, z, column), size, top.squeeze(-1))

@@ -107,7 +107,7 @@ for backward in (False, True):
 
 @pytest.mark.slow
 def test_short_rows_share_a_warp(tmp_path):
-    """Each of four rows has threads of its own: if these had all rows, each number of a row would be computed 32 times.
+    """Each of four rows has eight threads: if all threads had all rows, each would compute the numbers of all of them.
 
     Triton 3.6 needs a hint for this, and 3.7 does not. The table of static counts is made in this way; a derivative has
     no search, and so fewer instructions.

@@ -26,7 +26,7 @@ from ..gpu.tools import on_device
 
 # For trees of up to this many units: rows in a program, entries of a level processed at a time (all levels have about
 # as many as there are units, the first twice as many), warps, and the largest number of programs, each of which has a
-# scratch and takes several rows. If there are more trees than programs at the same time, fewer warps waste less.
+# scratch and takes several rows. Up to PROGRAMS trees do not fill a large device, and so each gets more warps.
 FOREST = (
     (32, 4, 128, 1, 16 * PROGRAMS), (64, 1, 32, 1, 32 * PROGRAMS), (256, 1, 64, 1, 32 * PROGRAMS),
     (1024, 1, 128, 4, 8 * PROGRAMS),
@@ -98,9 +98,10 @@ def _merge_level(
     for start in range(0, ROWS * parents * wide, BLOCK):
         row, parent, c = lanes(start, wide, parents, BLOCK)
         paired = (row < ROWS) & (2 * parent + 1 < nodes)
-        left = (tl.minimum(row, ROWS - 1) * nodes + 2 * parent) * width
+        held = tl.minimum(row, ROWS - 1)  # lanes beyond the rows read the last one, and store nothing
+        left = (held * nodes + 2 * parent) * width
         right = left + width + c
-        rest = tl.where(paired, c, NONE)  # for the right child
+        rest = tl.where(paired, c, NONE)  # to be split between the children
         x, u = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
         for i in range(width):
             inside = (rest - i).to(tl.uint32) < width.to(tl.uint32)  # and not negative

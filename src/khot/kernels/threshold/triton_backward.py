@@ -92,7 +92,7 @@ def _gap(x_rows, g_rows, n, anchor, off, scale, LINK: tl.constexpr, TILE: tl.con
     left, right, _ = neighbours(x_rows, n, anchor, off, inverse * LINK.unit, cut, TILE)
     place = off * (1.0 / LINK.unit)
     first, last = (right - anchor) * inverse - place, place - (left - anchor) * inverse
-    first, last = tl.minimum(first, FARTHEST_64), tl.minimum(last, FARTHEST_64)
+    first, last = tl.minimum(first, FARTHEST_64), tl.minimum(last, FARTHEST_64)  # an end may be at infinity
     of_above, of_below, above, below = weigh_sides(x_rows, g_rows, n, left, right, first, last, inverse, LINK, TILE)
     return left, right, first, last, inverse, of_above, of_below, above, below
 
