@@ -31,7 +31,7 @@ class ReferenceLink:
         log_slope: log F'.
         kinks: Where F' jumps.
         cap: Where F reaches 1; ``inf`` if it does not.
-        heavy: Whether the tails fall like a power, and the library's link has no logarithms of its own.
+        bare: Whether the link under test has no logarithms of its own.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ReferenceLink:
     log_slope: Callable[[Tensor], Tensor]
     kinks: tuple[float, ...] = ()
     cap: float = torch.inf
-    heavy: bool = False
+    bare: bool = False
 
     def above(self, z: Tensor) -> Tensor:
         """Which items count by what they lack to 1."""
@@ -88,7 +88,7 @@ CAUCHY = ReferenceLink(
     log_value=lambda z: _cauchy(z).log(),
     log_complement=lambda z: _cauchy(-z).log(),
     log_slope=lambda z: -math.log(math.pi) - 2 * torch.hypot(torch.ones_like(z), z).log(),
-    heavy=True,
+    bare=True,
 )
 
 

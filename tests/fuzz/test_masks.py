@@ -6,7 +6,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -28,7 +28,7 @@ from khot import (
 from tests.fuzz import reference
 from tests.fuzz.reference import Mask, ReferenceLink
 from tests.fuzz.rows import Rows, batches
-from tests.maps import Cauchy
+from tests.maps import Cauchy, OwnLogistic
 
 KINK = {torch.float32: 1e-6, torch.float64: 1e-12}  # nearer rows are counted, and their derivatives not compared
 MOST_AT_KINKS = 0.01
@@ -68,6 +68,7 @@ CASES = [
     FuzzCase("transport", transport_topk, reference.LOGISTIC, factor=0.5),
     FuzzCase("capped_softmax", capped_softmax, reference.CAPPED_EXPONENTIAL, integers=False),
     FuzzCase("cauchy", partial(capped_simplex_map, link=Cauchy()), reference.CAUCHY),
+    FuzzCase("own_logistic", partial(capped_simplex_map, link=OwnLogistic()), replace(reference.LOGISTIC, bare=True)),
     *(_student_t(df) for df in (1, 2, 4)),
     _sparse(2.0, 1.0),
     _sparse(1.7, 1 / 0.7),
@@ -147,7 +148,7 @@ def check_derivatives(
     tolerance = (GRADIENT[dtype] + ratio) * row
     compare(case, rows, "dL/dx", grads[0], truth.x, tolerance.unsqueeze(-1), used)
     inner = used & ~at.limit
-    if case.link.heavy:  # without logarithms of its own: ratios of slopes end where slopes underflow
+    if case.link.bare:  # ratios of slopes end where slopes underflow
         inner &= truth.top > math.log(limits.tiny / limits.eps)
     count = rows.x.shape[-1]
     span = truth.k.abs() + largest * (count if case.log else 1)
@@ -289,6 +290,10 @@ FOUND = {  # rows that a long run has found, by what was wrong with them
         *("log_sigmoid", torch.float32, 2.0, 1.3232524298264273e23),
         *([-3.402115407466025e38, -3.402115407466025e38, -torch.inf, -3.402115407466025e38], [-0.81, 0.49, 0.0, -1.05]),
     ),
+    "scores_infinitely_many_scales_beyond_the_edge_of_a_gap": (
+        *("student_t_2", torch.float64, 1.0, 0.001),
+        *([0.0, 1.0, 1.79e308, 1.611e308], [0.3, -0.6, 0.4, 0.1]),
+    ),
     "a_residual_that_is_all_of_its_terms": (
         *("sigmoid", torch.float32, 4.499854814598433, 0.005200181676105185),
         [-3.1410880088806152, 3.1410880088806152, -1.5705440044403076, 7.852720260620117, 0.0],
@@ -319,6 +324,20 @@ def test_nearly_equal_cotangents(name):
     x, weight = torch.randn(2, 256, 3, generator=noise)
     ones = torch.ones(256, dtype=torch.float64)
     run(member(name), Rows(x, 1.2 * ones, 2.0 * ones, 1 + 1e-4 * weight), True, Counter())
+
+
+@each_case
+@each_dtype
+def test_one_score_beyond_all_others(case, dtype):
+    """In scales, the gap beside it is wider than the largest number of the dtype."""
+    generator, largest = torch.Generator().manual_seed(0), torch.finfo(dtype).max
+    x, weight = torch.randn(2, 64, 5, generator=generator, dtype=torch.float64)
+    size = torch.linspace(0.3, 1, 64, dtype=torch.float64) * largest
+    for sign, k in ((1, 1.0), (-1, 4.0)):
+        x[:, 3] = sign * size
+        for softness in (1e-8, 0.01, 1.0):
+            numbers = (torch.full((64,), v, dtype=torch.float64) for v in (k, softness))
+            run(case, Rows(x.to(dtype), *numbers, weight.to(dtype)), True, Counter())
 
 
 def test_small_sums_far_from_0():

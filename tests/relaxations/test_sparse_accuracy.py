@@ -12,6 +12,7 @@ from tests.inputs import normal
 pytestmark = pytest.mark.usefixtures("cpu_backend")
 EPS = torch.finfo(torch.float32).eps
 STEEP = [1.2, 1.15, 1.1, 1.07, 1.02]  # exponents p whose links multiply rounding so much that z is a float64
+BY_LOGARITHMS = [1.15, 1.07]  # whose powers are not integers
 
 
 def next_to_the_cap(scale):
@@ -32,9 +33,12 @@ ROWS = {
 def bound(p):
     """Of errors: a steep link has z in float64; else the power multiplies the rounding of z by 1 / (p - 1).
 
-    That is three times half of eps at most and rarely half of that.
+    That is three times half of eps at most and rarely half of that. A power by logarithms is off by two units in the
+    last place for the exponential and half of one for each of two products; a unit of numbers below 1 is half of eps.
     """
-    return EPS if p in STEEP else (1.5 + 0.75 / (p - 1)) * EPS
+    if p in STEEP:
+        return 1.5 * EPS if p in BY_LOGARITHMS else 0.5 * EPS
+    return (1.5 + 0.75 / (p - 1)) * EPS
 
 
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
@@ -56,7 +60,7 @@ def test_signed_masks_of_steep_links(p):
     for x in (normal(300, 50, dtype=torch.float32), normal(300, 50, dtype=torch.float32, scale=30.0)):
         for k in (1, 5, 45):  # of the last, the constraint does not bind in all rows
             y, exact = sparse_topk_signed(x, k, 1.0, p=p), sparse_topk_signed(x.double(), k, 1.0, p=p)
-            assert ((y - exact).abs() <= EPS).all()
+            assert ((y - exact).abs() <= bound(p)).all()
 
 
 @pytest.mark.parametrize("p", [1.07, 1.1, 1.2, 4 / 3, 1.5, 1.9])

@@ -52,8 +52,8 @@ class Link(metaclass=LinkType):
 
     A subclass provides four elementwise functions in differentiable torch operations; the engine provides the root, the
     implicit derivatives of every order, batching and masking. The other methods have defaults, which are exact as long
-    as ``value`` and ``slope`` do not underflow. A link with exponential tails overrides the logarithms to stay exact
-    beyond that.
+    as ``value`` and ``slope`` do not underflow; slopes that do count as equal. A link with exponential tails overrides
+    the logarithms to stay exact beyond that.
 
     Attributes:
         compact: Whether F reaches 0 and 1 at finite ``z``. The threshold is then not unique if ``y`` consists only of
@@ -180,8 +180,8 @@ class Link(metaclass=LinkType):
         return self.log_value(z) - self.log_complement(z)
 
     def log_slope(self, z: Tensor) -> Tensor:
-        """log F'(z)."""
-        return self.slope(z).log()
+        """log F'(z), here that of the smallest normal number if F'(z) is less."""
+        return self.slope(z).clamp(min=torch.finfo(z.dtype).tiny).log()
 
     def log_derivative(self, z: Tensor) -> Tensor:
         """F'(z) / F(z), the derivative of log F."""
@@ -202,7 +202,8 @@ class Link(metaclass=LinkType):
 
     def log_hazard(self, z: Tensor) -> Tensor:
         """log of the ratio of F' and the short tail, F below 0 and 1 - F above, for z far from 0."""
-        return self.log_slope(z) - torch.where(z > 0, self.log_complement(z), self.log_value(z))
+        tail = torch.where(z > 0, self.log_complement(z), self.log_value(z))
+        return self.log_slope(z) - tail.clamp(min=math.log(torch.finfo(z.dtype).tiny))
 
     def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """r = (log F')' and the limit of (r - r_0) / sum F' as all z tend to -inf or to inf together.

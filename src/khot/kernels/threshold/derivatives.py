@@ -28,12 +28,11 @@ from khot._torch_internals import is_recorded, is_shape_only, is_traced_by_mode,
 from ..exact.rows import Threshold, compute_dtype
 from ..links.base import Link
 from .ends import growth_at
-from .gaps import are_far, density_of, exact_shares, mean_distance
+from .gaps import FARTHEST, are_far, density_of, exact_shares, mean_distance
 from .kinds import Kind, ratios, root_of, shrink
 from .reductions import WHOLE, Whole
 
 TINY = torch.finfo(torch.float64).tiny
-FARTHEST = 0.125 * torch.finfo(torch.float64).max  # in scales, as good as infinite, but 0 * FARTHEST is 0
 SHRUNK = 2.0**-64  # temporary factor of levers, so that their products with slopes do not overflow
 LARGEST_ROOT = 1e18  # of the odds h : 1 - h, which certainly round to 1 : 0
 

@@ -18,6 +18,7 @@ from .reductions import Whole
 UNDERFLOW = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps
 WIDE = 256  # half the width of a gap in scales beyond which distances lose more digits than expansions about its middle
 NEXT = 1.01  # a factor by which a distance is varied
+FARTHEST = 0.125 * torch.finfo(torch.float64).max  # in scales, as good as infinite, but 0 * FARTHEST is 0
 
 
 def are_far(total: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ class Gap(NamedTuple):
 def gap_around(x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole) -> Gap:
     """The gap that contains a threshold."""
     half = 0.5 * x - (0.5 * at.anchor).unsqueeze(-1)
-    z = half / (0.5 * s).unsqueeze(-1) - at.offset.unsqueeze(-1)
+    z = (half / (0.5 * s).unsqueeze(-1) - at.offset.unsqueeze(-1)).clamp(-FARTHEST, FARTHEST)
     finite, is_above = x.isfinite(), z >= 0 if link.compact else z > 0
     sides = is_above & finite, ~is_above & finite
     values = (sides[0], -z), (sides[0], -x), (sides[1], z), (sides[1], x)
@@ -62,6 +63,7 @@ def gap_around(x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole) -> 
     edge = torch.where(is_above, -right, left).nan_to_num(0.0, 0.0, 0.0)
     start = torch.where(is_above, -first, last).nan_to_num(0.0, 0.0, 0.0)
     beyond = (0.5 * torch.where(finite, x, edge) - 0.5 * edge) * (2 / s).unsqueeze(-1)
+    beyond = beyond.clamp(-FARTHEST, FARTHEST)
     decay = link.log_decay(start, beyond).masked_fill(~finite, -torch.inf)
     tails = decay - link.log_hazard(start + beyond)
     sums = over.logsumexp(*(torch.where(side, tails, -torch.inf) for side in sides))
