@@ -67,8 +67,8 @@ def rank(x: Tensor, scale: float | Tensor, descending: bool, link: Link) -> Tens
     n, is_excluded = x.shape[-1], x == -torch.inf
     half = torch.where(is_excluded, 0.0, x.double()) * (-0.5 if descending else 0.5)
     column = in_rows_of(x, scale)[..., None, None] * 0.5
-    z = (half.unsqueeze(-1) - half.unsqueeze(-2)) / column
-    below = link.value(z.clamp(-link.reach, link.reach))
+    reach = link.reach * column  # beyond it the quotient may overflow
+    below = link.value((half.unsqueeze(-1) - half.unsqueeze(-2)).clamp(-reach, reach) / column)
     below = below.masked_fill(is_excluded.unsqueeze(-2), 0.0 if descending else 1.0)
     number = is_excluded.sum(-1, keepdim=True)
     lowest = 0.5 * (number + 1) + (n - number if descending else 0)
