@@ -11,7 +11,7 @@ READY := $(VENV)/.khot-ready
 UNFINISHED := $(VENV)/.khot-unfinished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo experiments test test-oldest test-middle test-newest matrix check lint docs wheel bench gpu clean
+.PHONY: help demo experiments test test-all test-oldest test-middle test-newest matrix check lint docs wheel bench gpu clean
 
 help:  ## prints this list
 	@echo "The first target that needs Python makes .venv, and downloads torch and some 300 MB more into it."
@@ -40,19 +40,22 @@ experiments: $(READY)  ## repeats the papers' comparisons and rebuilds experimen
 	$(BIN)/python experiments/build_readme.py
 
 PROGRESS = --progress -o console_output_style=classic
-test: $(READY)  ## runs every test that needs no accelerator, including the slow ones; twenty minutes
+test: $(READY)  ## runs the tests that need no accelerator, but those marked exhaustive; ten minutes
+	$(BIN)/python -m pytest -n auto --dist worksteal --most $(PROGRESS)
+
+test-all: $(READY)  ## runs every test that needs no accelerator; twenty minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal --all $(PROGRESS)
 
 check: $(READY)  ## runs some cases of the quick tests; two minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PROGRESS)
 
-test-oldest: $(READY)  ## like test, on the oldest versions of Python, torch and the others that khot supports
+test-oldest: $(READY)  ## like test-all, on the oldest versions of Python, torch and the others that khot supports
 	$(BIN)/tox -e oldest
 
-test-middle: $(READY)  ## like test, on versions between these and the newest
+test-middle: $(READY)  ## like test-all, on versions between these and the newest
 	$(BIN)/tox -e middle
 
-test-newest: $(READY)  ## like test, on the newest versions
+test-newest: $(READY)  ## like test-all, on the newest versions
 	$(BIN)/tox -e newest
 
 matrix: $(READY)  ## test-oldest, test-middle, then test-newest

@@ -71,16 +71,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # a million objects of the tests themselves, at which every later collection would look
 
 
-def is_quick(config: pytest.Config) -> bool:
-    """Whether this run leaves out what takes long, as no tests are named, neither by their names nor by a marker."""
+def takes_all(config: pytest.Config) -> bool:
+    """Whether nothing is left out, as ``--all`` is given or tests are named, by their names or by a marker."""
     named = any("::" in argument for argument in config.args) or bool(config.getoption("markexpr"))
-    return not (config.getoption("all") or named)
+    return named or bool(config.getoption("all"))
+
+
+def is_quick(config: pytest.Config) -> bool:
+    """Whether this run leaves out all that takes long."""
+    return not (takes_all(config) or config.getoption("most"))
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    if not is_quick(config):
+    if takes_all(config):
         return None
-    return "khot: some parameter sets of each test, and no test that takes long; --all runs all of them"
+    if not is_quick(config):
+        return "khot: no test that is marked exhaustive; --all runs them, too"
+    return "khot: some parameter sets of each test, and no test that takes long; --most runs more, --all everything"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,6 +97,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail unless a test passes in every file named, and none is skipped",
     )
     group = parser.getgroup("khot")
+    group.addoption("--most", action="store_true", help="all parameter sets of all tests but those marked exhaustive")
     group.addoption("--all", action="store_true", help="all parameter sets of all tests, also those that take long")
     group.addoption("--progress", action="store_true", help="a line every few seconds instead of a dot for each test")
     group.addoption("--fuzz-rows", type=int, default=0, help="rows of the long fuzz tests, instead of a few thousand")
@@ -203,6 +211,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = in_pairs(items)
     if "gpu" not in config.getoption("markexpr"):
         wanted -= {item for item in items if item.get_closest_marker("gpu")}
+    if not takes_all(config):
+        wanted -= {item for item in items if item.get_closest_marker("exhaustive")}
     if is_quick(config):
         wanted -= {item for item in items if item.get_closest_marker("slow")}
         if not INTERPRETED:

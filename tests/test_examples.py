@@ -50,7 +50,7 @@ def test_is_short_and_a_page(file):
     assert len(re.findall(r"\*\*Your\s+(?:# )?data\s+(?:# )?goes\s+(?:# )?here:\*\*", source)) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # `make docs` runs it, too
 @pytest.mark.parametrize("name", ARRIVED)
 def test_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -62,7 +62,7 @@ def test_runs(name, tmp_path, monkeypatch):
     assert (tmp_path / f"{name}.png").stat().st_size > 3_000
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # `make docs` runs it, too
 @pytest.mark.filterwarnings("ignore:__array_wrap__ must accept context:DeprecationWarning")  # torch before numpy 2
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't:DeprecationWarning")
 @pytest.mark.parametrize("name", TUTORIALS)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.distributed.group import ROOT
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.exhaustive,
     pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch was built without gloo"),
 ]
 SCRIPT = str(ROOT / "examples" / "sharded_expert_choice.py")

@@ -84,14 +84,14 @@ def test_half_types(case, given):
     list(zip(OF_EACH_KIND, (True, True, None, None), (False, True, False, True), strict=True)),
     ids=lambda value: getattr(value, "name", str(value)),
 )
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_given_probabilities(case, dynamic, on_a_device):
     """Also for shapes that change, and with a default device: a mode of torch, under which compilers know less."""
     with torch.device("cpu") if on_a_device else nullcontext():
         check_full_graph(loss(case, "probs"), dynamic=dynamic, backend="eager")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "make",
     [
@@ -145,7 +145,7 @@ def test_sizes_of_rows_and_values_with_a_gradient(case):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # which it calls
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_inductor():
     case = _NAMED["pareto"]
     with torch._inductor.config.patch(compile_threads=1, fallback_random=True):  # in this process; torch's own numbers

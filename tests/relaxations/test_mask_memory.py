@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/statm")]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/statm")]
 
 MOST = 8  # times the scores, which count, and so do all tensors but the cotangent
 MOST_ON_THE_EXACT_PATH = 20  # where a user's own link is computed, in float64

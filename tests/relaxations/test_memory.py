@@ -54,7 +54,7 @@ QUICK = ("soft_rank", "sparse_topk_magnitude")
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [  # which dtype makes no difference in units of the input: each in its turn
-        pytest.param(name, dtype, marks=[] if name in QUICK else [pytest.mark.slow])
+        pytest.param(name, dtype, marks=[] if name in QUICK else [pytest.mark.exhaustive])
         for name, dtype in zip(MAPS, itertools.cycle([torch.float32, torch.float64]), strict=False)
     ],
     ids=str,

@@ -48,7 +48,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:`n_features_to_select`=2 is more than the number of features:UserWarning")
 @pytest.mark.filterwarnings("ignore:No features were selected:UserWarning")
 @parametrize_with_checks(OTHERS)
@@ -66,7 +66,7 @@ def test_finds_planted_features():
     assert finds(100)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_finds_planted_features_in_nearly_all_seeds():
     assert sum(map(finds, range(20))) >= 19
 
@@ -172,19 +172,19 @@ SMALL_AND_LARGE_SHARES = {  # features, how many of them have a coefficient, row
                 classifies,
                 1 + classifies,
                 {"learning_rate": 0.01} if number > 200 else {},
-                marks=pytest.mark.slow,
+                marks=pytest.mark.exhaustive,
             )
             for case, (n, number, _, _) in SMALL_AND_LARGE_SHARES.items()
             for classifies in ((False, True) if number < n / 2 else (False,))  # a class says little of each of many
         ),
-        pytest.param("10_of_1000", False, 3, {"early_stopping": True}, id="held_out", marks=pytest.mark.slow),
+        pytest.param("10_of_1000", False, 3, {"early_stopping": True}, id="held_out", marks=pytest.mark.exhaustive),
         pytest.param(
             "2_of_100",
             False,
             3,
             {"design": khot.ConditionalPoisson, "estimator": khot.StraightThrough},
             id="another_design",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.exhaustive,
         ),
     ],
 )
