@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
+from torch._functorch.pyfunctorch import coerce_cinterpreter
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function, forward_ad
 from torch.distributions import Distribution
@@ -36,6 +37,7 @@ __all__ = [
     "is_tracing",
     "is_transformed",
     "is_wrapped",
+    "leave_graph",
     "names_in_code",
     "nested_forward_mode",
     "no_view",
@@ -43,6 +45,7 @@ __all__ = [
     "overrides_torch_functions",
     "recorder",
     "runs_unwatched",
+    "traced_transforms",
     "validates",
     "version_of",
     "with_known_sequences",
@@ -97,6 +100,21 @@ def is_mapped(tensor: Tensor) -> bool:
 def is_transformed() -> bool:
     """Whether this runs inside a transform of torch.func, in which a new tensor may be one of many, too."""
     return functorch.peek_interpreter_stack() is not None
+
+
+def traced_transforms() -> tuple[str, ...]:
+    """The names of the transforms of torch.func that Dynamo traces around the caller, the innermost first."""
+    top = functorch.peek_interpreter_stack()
+    if not isinstance(top, functorch.CInterpreter):  # to Dynamo it is never None
+        return ()
+    innermost = coerce_cinterpreter(top)
+    with innermost.lower():
+        return (innermost.key().name, *traced_transforms())
+
+
+def leave_graph() -> None:
+    """Ends the graph that Dynamo is tracing: eager code goes on, or ``fullgraph=True`` raises."""
+    torch._dynamo.graph_break()
 
 
 def runs_unwatched() -> bool:

@@ -23,7 +23,7 @@ from torch.distributions import Distribution, Transform
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.types import _size as SizeLike
 
-from ._torch_internals import is_tracing, outside_trace, overrides_torch_functions
+from ._torch_internals import is_tracing, leave_graph, outside_trace, overrides_torch_functions, traced_transforms
 
 __all__ = [
     "broadcast_shapes",
@@ -114,7 +114,11 @@ def one_operation(function: Callable[..., Any] | None = None, *, needs_float64: 
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not is_one_operation(args, kwargs, needs_float64):
+        if torch.compiler.is_compiling():
+            if not {"Grad", "Jvp"}.isdisjoint(traced_transforms()):  # whose derivatives would silently be zero
+                leave_graph()
+            return function(*args, **kwargs)
+        if not is_one_operation(args, kwargs, needs_float64):
             return function(*args, **kwargs)
         tensors: list[Tensor] = []
         operation = _Call(function, _without_tensors((args, kwargs), tensors))

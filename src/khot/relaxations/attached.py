@@ -132,5 +132,13 @@ def _tangents(ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | Non
     return [dy.to(x.dtype), dc]
 
 
-values = with_forward_mode(_Values, lambda ctx, saved, dx, dk, ds, *_: _tangents(ctx, saved, dx, dk, ds)[0])
-offset_of = with_forward_mode(_Offset, lambda ctx, saved, dx, dk, ds, *_: _tangents(ctx, saved, dx, dk, ds)[1])
+def _jvp_of_values(ctx: Any, saved: list[Tensor], dx: Tensor, dk: Tensor, ds: Tensor, *_: None) -> Tensor:
+    return _tangents(ctx, saved, dx, dk, ds)[0]
+
+
+def _jvp_of_offset(ctx: Any, saved: list[Tensor], dx: Tensor, dk: Tensor, ds: Tensor, *_: None) -> Tensor:
+    return _tangents(ctx, saved, dx, dk, ds)[1]
+
+
+values = with_forward_mode(_Values, _jvp_of_values, of_map=True)
+offset_of = with_forward_mode(_Offset, _jvp_of_offset, of_map=True)

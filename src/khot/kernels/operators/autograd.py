@@ -1,7 +1,9 @@
-"""Forward-mode derivatives for autograd Functions, avoiding two problems of torch.
+"""Forward-mode derivatives for autograd Functions, avoiding problems of torch.
 
-Dynamo refuses to trace a Function that has a ``jvp``. And torch switches forward mode off inside a ``jvp``, so that
-forward-over-forward derivatives are silently zero.
+Dynamo refuses to trace a Function that has a ``jvp``. Of the transforms of torch.func it traces a ``grad`` or ``vjp``
+correctly, unless an argument of the Function is that of the differentiated function itself; the derivatives of others
+would silently be zero. And torch switches forward mode off inside a ``jvp``, so that forward-over-forward derivatives
+would be zero, too.
 """
 
 import types
@@ -12,7 +14,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from khot._torch_internals import apply_untransformed, in_forward_mode, nested_forward_mode
+from khot._torch_internals import (
+    apply_untransformed,
+    in_forward_mode,
+    leave_graph,
+    nested_forward_mode,
+    traced_transforms,
+)
 
 from ..call import Call, call_of, is_direct
 
@@ -30,13 +38,14 @@ def with_derivatives_of(value: Tensor, carrier: Tensor) -> Tensor:
     return value + (carrier - carrier.detach())
 
 
-def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Callable[..., Any]:
+def with_forward_mode(function: type[Function], jvp: Callable[..., Any], *, of_map: bool = False) -> Callable[..., Any]:
     """The Function's ``apply``, with forward-mode derivatives of any order, and fit for ``torch.compile``.
 
     Args:
         function: A Function without ``jvp``, which saves what the rule needs.
         jvp: Rule ``jvp(ctx, saved, *tangents)`` in differentiable operations. It uses ``saved`` in place of
             ``ctx.saved_tensors``, which inside a rule still carry the tangents of its own level.
+        of_map: Whether users differentiate it with nothing of the library around it, which graphs must allow for.
 
     Returns:
         ``apply(*args, call=None)``, where ``call`` is the kind of the call if it is known already.
@@ -54,7 +63,7 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
     def apply(*args: Any, call: Call | None = None) -> Any:
         call = call_of(*args) if call is None else call
         if call.is_compiling:
-            return function.apply(*args)
+            return function.apply(*(for_traced_transforms(args) if of_map else args))
         if not call.is_plain:
             return in_both_modes.apply(*args)
         if wants_gradient(*args):
@@ -63,6 +72,19 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
             return function.forward(*args)  # at a tenth of the cost of `apply`
 
     return apply
+
+
+def for_traced_transforms(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a Function that Dynamo traces, such that transforms of torch.func do not lose its derivatives.
+
+    The graph ends at transforms that do.
+    """
+    transforms = traced_transforms()
+    if transforms == ("Grad",):
+        return tuple(v.view_as(v) if isinstance(v, Tensor) else v for v in args)
+    if "Grad" in transforms or "Jvp" in transforms:
+        leave_graph()
+    return args
 
 
 class _ByFormula(Function):
