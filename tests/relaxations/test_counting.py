@@ -132,6 +132,9 @@ def test_compile(function):
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, at, 0.6), function(x, at, 0.6))
+    x.requires_grad_()
+    (grad,) = torch.autograd.grad(compiled(x, at, 0.6).sum(), x)
+    torch.testing.assert_close(grad, torch.autograd.grad(function(x, at, 0.6).sum(), x)[0])
 
 
 def test_errors():

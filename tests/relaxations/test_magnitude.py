@@ -126,3 +126,28 @@ def test_refuses_infinities():
             sparse_topk_magnitude(torch.tensor([[1.0, 2.0], [0.0, value]]), 1)
     with pytest.raises(ValueError, match="`p`"):
         sparse_topk_magnitude(torch.ones(3), 1, 1.0, 3)
+
+
+@pytest.mark.parametrize(("size", "strength"), [(1e-35, 1e-5), (1e-40, 1.0), (1e-20, 1e-25), (1e-30, 1e-3)])
+@pytest.mark.parametrize("p", [2.0, 1.5])
+def test_thresholds_next_to_the_smallest_numbers(size, strength, p):
+    """In single precision one over their scale overflows."""
+    x = (torch.tensor([1.0, 2.0, 3.0, -4.0, 5.0]) * size).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    y, expected = sparse_topk_magnitude(x, 2, strength, p), sparse_topk_magnitude(wide, 2, strength, p)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=1e-44)
+    grads = (torch.autograd.grad(v[2:].sum(), leaf)[0].double() for v, leaf in ((y, x), (expected, wide)))
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("n", "k", "strength"), [(100, 33, 1e-6), (8, 2, 1e-5), (12, 4, 1e-3)])
+def test_ties_with_nearly_equal_cotangents(n, k, strength):
+    """Their pulls on the threshold cancel but for a share of the strength, and are divided by it."""
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        x, s = torch.ones(n, dtype=dtype).requires_grad_(), torch.tensor(strength, dtype=dtype, requires_grad=True)
+        cotangent = 1 + 1e-7 * torch.arange(n, dtype=torch.float64)
+        grads = torch.autograd.grad(sparse_topk_magnitude(x, k, s), (x, s), cotangent.float().to(dtype))
+        found.append([grad.double() for grad in grads])
+    for grad, expected in zip(*found, strict=True):
+        torch.testing.assert_close(grad, expected, rtol=2e-4, atol=2e-4)

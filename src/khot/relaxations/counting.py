@@ -187,7 +187,7 @@ def _sorted(x: Tensor, scale: float | Tensor, is_excluded: Tensor) -> _Row:
     half, column = values * 0.5, in_rows_of(x, scale).unsqueeze(-1) * 0.5
     z, gap = positions(half, column)
     weight = (~is_excluded).to(z.dtype).gather(-1, order)
-    before, after = decayed_sums(z, gap, weight, weight)
+    before, after = decayed_sums(z, gap, weight, weight.clone())  # Dynamo refuses the same tensor twice
     return _Row(half, column, weight, before, after, pad(weight.cumsum(-1), (1, 0)))
 
 

@@ -290,6 +290,8 @@ def balanced(values: Tensor, share: Tensor) -> Tensor:
 def derivative(rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in float64, dL/dk and dL/ds from dL/dy and dL/d offset; differentiable."""
     over, kind, s = rows.over, rows.kind, rows.s
+    if over.shards is None and rows.a.shape[-1] == 0:
+        return torch.zeros_like(rows.a), torch.zeros_like(s), torch.zeros_like(s)
     g = torch.zeros_like(rows.a) if grad_y is None else grad_y.double()
     if rows.sign is not None:
         g = g * rows.sign
@@ -334,6 +336,8 @@ def _lever(rows: MapRows, centred: Tensor, items: Items, shares: Shares) -> Tens
 def tangents(rows: MapRows, dx: Tensor | None, dk: Tensor | None, ds: Tensor | None) -> tuple[Tensor, Tensor]:
     """dy in float64 and d offset from dx, dk and ds, for whole rows; differentiable."""
     s, kind = rows.s, rows.kind
+    if rows.a.shape[-1] == 0:
+        return torch.zeros_like(rows.a), torch.zeros_like(s)
     items, shares = shares_of(rows, items_of(rows), torch.zeros_like(rows.a))
     moved = torch.zeros_like(rows.a) if dx is None else dx.double()
     moved = moved if rows.sign is None else moved * rows.sign

@@ -193,6 +193,8 @@ def _leave_kink(rows: Rows, at: Threshold) -> tuple[Threshold, Tensor]:
     else:
         room = (0.5 * right - 0.5 * left) * (2 / rows.softness) - 1
         free, beyond = (count == rows.k) & (room >= 0), (0.5 * room).clamp(max=1)
+        if rows.link.kernel is None:  # a user's own, whose ends may lie elsewhere than at 0 and 1
+            free &= (rows.link.value(-beyond) == 0) & (rows.link.complement(1 + room - beyond) == 0)
     return Threshold(torch.where(free, left, at.anchor), torch.where(free, beyond, at.offset)), free
 
 

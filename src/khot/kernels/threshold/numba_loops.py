@@ -70,7 +70,7 @@ def _solver(module: str, variant: str, shape: Shape, grows: bool, real: Real) ->
 
 def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
     """The loop of a map. For odd maps the row consists of absolute values, and the results get the signs."""
-    grows, reals_at = kind.grows, REALS_AT[real]
+    grows, reals_at, is_ordinary = kind.grows, REALS_AT[real], magnitudes.ordinary_place(real)
     ends = (real(-np.inf), real(0)) if kind.log else (real(0), real(1))
 
     def mask(first, last, n, x, k, scale, y, threshold, left, law):
@@ -94,7 +94,7 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
                     row, size = items[:finite], size - selected
                     a, c, how, known = solve(row, size, s, law, sample, known)
             if grows:
-                how = how if (a > magnitudes.SMALLEST or a == 0) and highest(items) < magnitudes.LARGEST else LOST
+                how = how if is_ordinary(a, s, law[0]) and highest(items) < magnitudes.LARGEST else LOST
             elif absolute and a + c * s <= 0:
                 a = c = 0.0
             if not abs(real(c)) < np.inf:  # in float32 too, in which all z are computed

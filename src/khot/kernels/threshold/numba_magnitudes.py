@@ -12,14 +12,14 @@ import numpy as np
 
 from ..cpu.loops import inlined, per_row, specialised, summed
 from ..cpu.maths import EXP, LOG, Real
-from ..cpu.rows import CHUNK, Origin, distance
+from ..cpu.rows import CHUNK, Origin, difference, distance
 from ..links.base_numba import Compiled, NumbaLink
 from ..links.clipped_power_numba import power_below
 from .numba_scale import Scale
 
 OVERSHOOT = 2**-10  # relative to the step at which the last pooled entry leaves, so that it becomes an exact zero
 SHRINK_STEPS = 7
-SMALLEST = 2.0**-900  # thresholds above which no float64 underflows
+SMALLEST = {np.float32: 2.0**-100, np.float64: 2.0**-900}  # thresholds and scales above which nothing overflows
 LARGEST = 2.0**40  # entries above which powers lose digits in float32
 
 
@@ -74,6 +74,17 @@ def _root_filler(variant: str, real: Real) -> Compiled:
 
 
 # ---- The scale sigma = s t^(p-1)
+
+
+def ordinary_place(real: Real) -> Compiled:
+    """``(t, s, q)``: whether the loop can compute with this threshold and its scale."""
+    smallest = SMALLEST[real]
+
+    @per_row
+    def is_ordinary(t, s, q):
+        return t == 0 or (t > smallest and s * _power(t, 1 / q) > smallest)
+
+    return is_ordinary
 
 
 @functools.cache
@@ -187,21 +198,31 @@ def _slopes_of(link: NumbaLink, real: Real) -> Compiled:
     return slopes
 
 
-def _pull_back_of(variant: str, real: Real) -> Compiled:
-    """``(a, origin, g, u, mean, rate, s, q, out)``: replaces slopes with dL/da, given the roots u; returns two levers.
+@summed
+def _pull_from(mean, g, slopes):
+    """The sum of f (g - mean), which has more digits than that of f g if the cotangents are nearly equal."""
+    total = mean - mean
+    for i in range(g.shape[0]):
+        total += slopes[i] * difference(g[i], mean)
+    return total
 
-    The first is that of the entries that follow the threshold, the second that of the capped ones.
+
+def _pull_back_of(variant: str, real: Real) -> Compiled:
+    """``(a, origin, g, u, centre, rate, s, q, out)``: replaces slopes with dL/da, given the roots u.
+
+    The centre is a number next to the mean cotangent, and what it exceeds the mean by. Returns two levers: that of the
+    entries that follow the threshold, and that of the capped ones.
     """
     power, zero, one = power_below(variant, real), real(0), real(1)
 
     @summed
-    def pull_back(a, origin, g, u, mean, rate, s, q, out):
+    def pull_back(a, origin, g, u, centre, rate, s, q, out):
         levers = own_levers = zero
         for i in range(a.shape[0]):
             z = distance(a[i], origin)
             steepness = power(u[i], q)
             own = g[i] * (steepness / (steepness + s / q)) if (z >= one) & (a[i] > zero) else zero
-            centred = out[i] * (g[i] - mean)
+            centred = out[i] * (difference(g[i], centre[0]) + centre[1])
             levers += centred * z if out[i] > zero else zero
             own_levers += own * u[i]
             out[i] = centred * rate + own
@@ -213,13 +234,13 @@ def _pull_back_of(variant: str, real: Real) -> Compiled:
 def gradient_of(link: NumbaLink, variant: str, real: Real) -> Compiled:
     """``(a, g, place, idle, with_k, with_scale, roots, out)``: like :func:`.numba_masks.gradient_of`."""
     slopes, pull_back = _slopes_of(link, real), _pull_back_of(variant, real)
-    origin_of, fill_roots = _placer(variant), _root_filler(variant, real)
+    origin_of, fill_roots, is_ordinary = _placer(variant), _root_filler(variant, real), ordinary_place(real)
 
     @per_row
     def gradient(a, g, place, idle, with_k, with_scale, roots, out):
-        n, total, shares, pull, levers, own = a.shape[0], 0.0, 0.0, 0.0, 0.0, 0.0
+        n, total, shares, pull, levers, own, left = a.shape[0], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
         anchor, _, s, q = place
-        if 0 < anchor < SMALLEST:
+        if not is_ordinary(anchor, s, q):
             return 0.0, 0.0, False
         t, inverse, c = origin_of(place)
         origin = Origin(real(anchor), real(inverse), real(c))
@@ -230,12 +251,17 @@ def gradient_of(link: NumbaLink, variant: str, real: Real) -> Compiled:
             pull += p
         rate = t * inverse if t > 0 else 1.0  # t / sigma
         weight = total + shares / rate
-        mean = pull / weight if weight > 0 else 0.0
+        near = real(pull / total if total > 0 else 0.0)
+        for i in range(0, n, CHUNK):
+            left += _pull_from(near, g[i : i + CHUNK], out[i : i + CHUNK])
+        # The mean is that of the pooled entries, and the others follow the threshold with a cotangent of 0.
+        shift = (near * (shares / rate) - left) / weight if weight > 0 else 0.0
+        mean, centre = near - shift, (near, real(shift))
         for i in range(0, n, CHUNK):
             part, given, result = a[i : i + CHUNK], g[i : i + CHUNK], out[i : i + CHUNK]
             u = roots[: part.shape[0]]
             fill_roots(part, real(s), real(q), u)
-            v, w = pull_back(part, origin, given, u, real(mean), real(rate), real(s), real(q), result)
+            v, w = pull_back(part, origin, given, u, centre, real(rate), real(s), real(q), result)
             levers += v
             own += w
         of_k, of_scale = t * mean, -(t / s) * levers - own
