@@ -216,6 +216,20 @@ class TestFenchelYoungDetails:
             torch.testing.assert_close(loss.double(), exact, rtol=1e-6, atol=0)
         assert fenchel_young_topk_loss(torch.full((3,), 1e30), target, 1, 1.0, 1.5, "magnitude") == math.inf
 
+    @pytest.mark.parametrize(
+        ("kind", "x", "target", "expected"),
+        [
+            ("magnitude", [3e20, 2e20, 1e20], None, 0.0),
+            ("signed", [3e38, -3e38], [1.0, -1.0], 1.0),
+            ("mask", [3e38, 3e38, 1e38], [1.0, 1.0, 0.0], 1.0),
+        ],
+    )
+    def test_products_that_no_float32_holds(self, kind, x, target, expected):
+        x = torch.tensor(x, requires_grad=True)
+        target = KINDS[kind](x.detach(), 2) if target is None else torch.tensor(target)
+        loss = fenchel_young_topk_loss(x, target, 2, kind=kind)
+        assert loss == expected and not torch.autograd.grad(loss, x)[0].any()
+
     @pytest.mark.slow
     def test_compile(self, kind="magnitude"):
         """That of masks is compiled as a module, in tests/nn."""
