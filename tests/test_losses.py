@@ -216,6 +216,20 @@ class TestFenchelYoungDetails:
             torch.testing.assert_close(loss.double(), exact, rtol=1e-6, atol=0)
         assert fenchel_young_topk_loss(torch.full((3,), 1e30), target, 1, 1.0, 1.5, "magnitude") == math.inf
 
+    @pytest.mark.parametrize(
+        ("kind", "x", "target", "expected"),
+        [
+            ("magnitude", [3e20, 2e20, 1e20], None, 0.0),
+            ("signed", [3e38, -3e38], [1.0, -1.0], 1.0),
+            ("mask", [3e38, 3e38, 1e38], [1.0, 1.0, 0.0], 1.0),
+        ],
+    )
+    def test_products_that_no_float32_holds(self, kind, x, target, expected):
+        x = torch.tensor(x, requires_grad=True)
+        target = KINDS[kind](x.detach(), 2) if target is None else torch.tensor(target)
+        loss = fenchel_young_topk_loss(x, target, 2, kind=kind)
+        assert loss == expected and not torch.autograd.grad(loss, x)[0].any()
+
     @pytest.mark.slow
     def test_compile(self, kind="magnitude"):
         """That of masks is compiled as a module, in tests/nn."""
@@ -433,6 +447,25 @@ class TestKnnLoss:
         query, keys, *labels = (x.to(dtype) if x.is_floating_point() else x for x in self.ARGUMENTS)
         loss = knn_loss(query, keys, *labels, 2, 1.0)
         assert torch.equal(loss, knn_loss(query.float(), keys.float(), *labels, 2, 1.0).to(dtype))
+
+    def test_autocast_computes_distances_in_single_precision(self):
+        """Of features far apart and of two keys near a query, whose distance is much smaller than their norms."""
+        query = torch.full((1, 4), 30.0, requires_grad=True)
+        keys = query.detach() * torch.tensor([1.0, 1.0, -1.0, -1.0])[:, None]
+        keys[0, 0], keys[1, 1], keys[3, 1] = 30.2, 30.1, -30.1
+        call = partial(knn_loss, query, keys, torch.tensor([1]), torch.tensor([0, 1, 0, 1]), 1, 0.02)
+        expected = call()
+        with torch.autocast("cpu", torch.bfloat16):
+            found = call()
+        assert expected > 0.1 and torch.equal(found, expected)
+        gradients = [torch.autograd.grad(loss, query)[0] for loss in (found, expected)]
+        assert torch.equal(*gradients)
+
+    def test_squared_distances_that_overflow(self):
+        query, keys, *labels = (x.float() if x.is_floating_point() else x for x in self.ARGUMENTS)
+        for a, b in ((1e20, 1.0), (1.0, 1e20), (1e20, 1e20)):
+            with pytest.raises(ValueError, match="`query` and `keys` must have squared distances within .*float32"):
+                knn_loss(a * query, b * keys, *labels, 2, 1.0)
 
     def test_compiles_and_maps(self):
         torch.compiler.reset()

@@ -37,11 +37,13 @@ class Module(torch.nn.Module):
         return getattr(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.numbers and not isinstance(value, Parameter):  # FSDP replaces the parameter with its shards
-            value = self.checked(name, value)
+        if name in self.numbers:
+            if not isinstance(value, Parameter):  # FSDP replaces the parameter with its shards
+                value = self.checked(name, value)
             if isinstance(value, (int, float)) and (name in self._changed or self.__dict__.get(name, value) != value):
                 dtype = torch.int64 if isinstance(value, int) else torch.float64
-                self._changed[name] = torch.tensor(value, dtype=dtype, device="cpu")
+                with torch.inference_mode(False):  # a graph that trains cannot save a tensor of inference mode
+                    self._changed[name] = torch.tensor(value, dtype=dtype, device="cpu")
             else:
                 self._changed.pop(name, None)
         super().__setattr__(name, value)

@@ -1,13 +1,15 @@
 """Schedules of numbers of modules: their values, their state, and what they refuse."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from khot.nn import Anneal, BatchTopK, ExpertChoice, JumpReLU, TopK
+from khot import topk_mask
+from khot.nn import Anneal, BatchTopK, ExpertChoice, FenchelYoungTopKLoss, JumpReLU, TopK, TopKCrossEntropyLoss
 from tests.inputs import normal
 
 
@@ -69,6 +71,36 @@ def test_compiles_once_more():
         assert torch.equal(compiled(x), module(x))
         schedule.step()
     assert counter.frame_count <= 2
+
+
+def test_a_graph_trains_with_numbers_assigned_in_inference_mode():
+    x, target = normal(3, 8), topk_mask(normal(3, 8), 2)
+    for module, names, arguments in (
+        (TopK(3, 0.5), ("k", "softness"), (x,)),
+        (FenchelYoungTopKLoss(3), ("k", "strength"), (x, target)),
+    ):
+        torch.compiler.reset()
+        with torch.inference_mode():
+            for name in names:
+                setattr(module, name, 2)
+        compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+        grads = []
+        for call in (compiled, module):
+            leaf = x.clone().requires_grad_()
+            grads.append(torch.autograd.grad(call(leaf, *arguments[1:]).sum(), leaf)[0])
+        torch.testing.assert_close(*grads)
+
+
+def test_a_parameter_replaces_an_assigned_number():
+    x, compiled = normal(3, 8), partial(torch.compile, fullgraph=True, backend="aot_eager")
+    for module, name, target in (
+        (FenchelYoungTopKLoss(3, 1.0), "strength", topk_mask(normal(3, 8), 3)),
+        (TopKCrossEntropyLoss([0.0, 1.0]), "softness", torch.tensor([0, 3, 7])),
+    ):
+        torch.compiler.reset()
+        setattr(module, name, 2.0)
+        setattr(module, name, torch.nn.Parameter(torch.tensor(0.5, dtype=torch.float64)))
+        torch.testing.assert_close(compiled(module)(x, target), module(x, target))
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,16 @@ def check_autocast(case):
     assert y.isfinite().all()
 
 
+def check_default_device(case):
+    """The scores decide where a module computes. A default device without data shows every tensor made elsewhere."""
+    module = case.make()
+    expected = values_and_gradients(case, copy.deepcopy(module))
+    with torch.device("meta"):
+        found = values_and_gradients(case, module)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
 @only_for(lambda case: case.gradient)
 def check_gradients(case):
     """Scores and parameters have finite gradients, which are not all zero with a relaxed or learned mask."""
@@ -190,6 +200,7 @@ CHECKS = [
     check_exports,
     check_low_precision,
     check_autocast,
+    check_default_device,
     check_gradients,
     check_step,
 ]

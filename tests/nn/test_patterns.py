@@ -101,6 +101,20 @@ def test_states_have_the_pattern(make):
         fresh.load_state_dict(before)
 
 
+@pytest.mark.parametrize("make", [*MAKERS, lambda: MagnitudeSparsity(0.5)])
+@pytest.mark.parametrize("how", ["at_once", "in_a_call", "loaded"])
+def test_a_pattern_of_inference_mode_can_be_trained(make, how):
+    module, x, state = make(), W.clone().requires_grad_(), {"pattern": make().pattern_of(W)}
+    with torch.inference_mode():
+        if how == "loaded":
+            module.load_state_dict(state)
+        else:
+            module.freeze(W if how == "at_once" else None)
+        module(W)
+    y = module(x)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], module.pattern.double())
+
+
 def test_a_fixed_pattern_in_half_precision_and_in_a_graph():
     torch.compiler.reset()
     layer = sparse_linear(NMSparsity(2, 4))

@@ -186,6 +186,33 @@ class TestTokenChoice:
         weights = TokenChoice(2)(masked)
         assert not weights[:, :2].any() and weights.isfinite().all()
 
+    @pytest.mark.parametrize("options", [*OPTIONS, {"capacity": 2}, {"softness": 0.5, "capacity": 2}], ids=str)
+    @pytest.mark.parametrize("padding", [False, True])
+    def test_tokens_without_experts_get_zeros(self, options, padding):
+        """Also with a large incoming gradient, and in a graph that cannot look at the contents."""
+        x, k = X.float(), torch.tensor([0, 1, 0, 2])
+        if padding:
+            x[k == 0] = -torch.inf
+        for router in (TokenChoice(2, **options), torch.compile(TokenChoice(2, **options), backend="aot_eager")):
+            leaf = x.clone().requires_grad_()
+            weights = router(leaf, k)
+            (grad,) = torch.autograd.grad(1e4 * weights[:, 0].sum(), leaf)
+            torch.testing.assert_close(weights.sum(-1), (k > 0).float())
+            assert grad.isfinite().all() and not grad[k == 0].any()
+            for loss in (router.balance_loss(), router.z_loss()):
+                assert torch.autograd.grad(loss, leaf)[0].isfinite().all()
+        if not padding:
+            leaf = x.clone().requires_grad_()
+            weights = TokenChoice(0, **options)(leaf)
+            assert not weights.any() and not torch.autograd.grad(1e4 * weights[:, 0].sum(), leaf)[0].any()
+
+    def test_losses_leave_padding_out(self):
+        padded, router = torch.cat([X, torch.full((3, 6), -torch.inf).double()]), TokenChoice(2)
+        router(X)
+        expected = router.balance_loss(), router.z_loss()
+        router(padded, torch.tensor([2] * 4 + [0] * 3))
+        torch.testing.assert_close((router.balance_loss(), router.z_loss()), expected)
+
     def test_copies_have_no_losses(self):
         router = TokenChoice(2)
         router(X.clone().requires_grad_())

@@ -51,3 +51,16 @@ def test_infinite_entries_change_nothing(relaxation, dtype, softness, cpu_backen
                 assert torch.equal(found, y)
             else:
                 torch.testing.assert_close(found, y, rtol=64 * torch.finfo(dtype).eps, atol=64 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("relaxation", MAPS.values(), ids=MAPS.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_rows_without_any_other_entry_have_no_gradient(relaxation, dtype, cpu_backend):
+    """Such as padding, with k = 0 in a batch of one k for each row."""
+    x, k = normal(3, 6, dtype=dtype), torch.tensor([2, 0, 1])
+    x[1] = -torch.inf
+    x.requires_grad_()
+    for sizes in (k, k.to(dtype).requires_grad_()):
+        y = relaxation(x, sizes, 0.5)
+        (grad,) = torch.autograd.grad(y.exp().sin().sum(), x)
+        assert grad.isfinite().all() and not grad[1].any()

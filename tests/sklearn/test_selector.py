@@ -296,6 +296,46 @@ def test_threads_of_a_fit(n_jobs, surrounding, threads):
         torch.set_num_threads(before)
 
 
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+MODES = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "meta": lambda: torch.device("meta"),
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
+    "float64": lambda: default_dtype(torch.float64),
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"early_stopping": True},
+        {"n_features_to_select": 3, "predictor": "hidden"},
+        {"n_features_to_select": 3, "predictor": torch.nn.Linear(10, 1, dtype=torch.float64)},
+    ],
+    ids=["linear", "hidden", "double"],
+)
+def test_modes_and_defaults_of_torch_change_nothing(mode, settings):
+    X, y, _ = planted(0, 10, 3)
+    expected = KHotSelector(**settings, max_iter=20, random_state=0).fit(X, y)
+    with mode():
+        found = KHotSelector(**settings, max_iter=20, random_state=0).fit(X, y)
+    assert found.loss_curve_ == expected.loss_curve_
+    assert (found.inclusion_probabilities_ == expected.inclusion_probabilities_).all()
+    assert all(p.dtype == torch.float32 and p.requires_grad for p in found.predictor_.parameters())
+
+
 def test_bad_data():
     X = np.random.default_rng(0).standard_normal((18, 4))
     with pytest.raises(ValueError, match="two or more classes, but got one class, 1$"):

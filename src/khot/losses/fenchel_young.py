@@ -134,9 +134,9 @@ def fenchel_young_topk_loss(
     y = _SPARSE_MAPS[kind](scores, k, strength, p)
     if looks_at_contents(scores, y, target):
         _check_target(target, scores, y, k, "magnitude" if unbounded else kind, x.dtype)
-    target = target.to(scores.dtype)
-    strength = torch.as_tensor(strength, dtype=scores.dtype, device=x.device).expand(x.shape[:-1])
-    losses = _LOSSES[kind](scores, y, target, k, strength, p, unbounded)
+    wide = torch.float64  # in which no product or sum of float32 numbers overflows, which might give inf - inf
+    strength = torch.as_tensor(strength, dtype=wide, device=x.device).expand(x.shape[:-1])
+    losses = _LOSSES[kind](scores.to(wide), y.to(wide), target.to(wide), k, strength, p, unbounded)
     return REDUCTIONS[reduction](losses).to(x.dtype)
 
 
@@ -148,9 +148,9 @@ def _magnitude_losses(
     x: Tensor, y: Tensor, target: Tensor, k: float | Tensor, strength: Tensor, p: float, unbounded: bool
 ) -> Tensor:
     """By Euler's theorem <x, y> = strength p R(y) + 2 norm(y), without cancellation."""
-    exact = y.detach().double()
-    value = strength.detach() * (p - 1) * _penalty(exact, p) + _half_squared_k_support_norm(exact, k)
-    losses = _conjugate(value.to(x.dtype), x, strength, y, _penalty(y, p)) - (x * target).sum(-1)
+    penalty = _penalty(y, p)
+    value = (strength * (p - 1) * penalty + _half_squared_k_support_norm(y, k)).detach()
+    losses = _conjugate(value, x, strength, y, penalty) - (x * target).sum(-1)
     if unbounded:
         return losses
     return losses + strength * _penalty(target, p) + _half_squared_k_support_norm(target, k)

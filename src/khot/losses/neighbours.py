@@ -1,5 +1,8 @@
 """A nearest-neighbour loss for learned features."""
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -45,7 +48,7 @@ def knn_loss(
         Tensor (..., queries), or a scalar, of the dtype of ``query``.
 
     Raises:
-        ValueError: If shapes do not match, or ``k`` or ``softness`` is out of range.
+        ValueError: If shapes do not match, ``k`` or ``softness`` is out of range, or squared distances overflow.
         TypeError: If features are not floating-point tensors or labels are not integer tensors.
 
     References:
@@ -91,7 +94,18 @@ def _squared_distances(query: Tensor, keys: Tensor) -> Tensor:
     centre = keys.detach().mean(-2, keepdim=True)
     query, keys = query - centre, keys - centre
     squares = query.square().sum(-1, keepdim=True) + keys.square().sum(-1).unsqueeze(-2)
-    return (squares - 2 * query @ keys.mT).clamp(min=0)
+    with _without_autocast(query.device.type):  # products in half precision would not cancel the squares
+        distances = (squares - 2 * query @ keys.mT).clamp(min=0)
+    if looks_at_contents(distances) and not is_finite(distances) and not distances.isfinite().all():
+        raise ValueError(
+            f"`query` and `keys` must have squared distances within the range of {distances.dtype}, but they overflow"
+        )
+    return distances
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    is_known = torch.amp.is_autocast_available(device_type)  # not for tensors without data
+    return torch.autocast(device_type, enabled=False) if is_known else nullcontext()
 
 
 def _check_features(query: object, keys: object) -> None:

@@ -70,8 +70,10 @@ def keep_largest(x: Tensor, k: Any, dim: int | tuple[int, ...], by: str, for_sof
     if choice is None:  # in plain torch the general way is faster
         return None
     batch = rows.shape[:-1]
-    try:
-        sizes = torch.as_tensor(k, dtype=torch.int64).expand(batch)
+    if isinstance(k, Tensor) and k.device != x.device:  # the general way says what is wrong
+        return None
+    try:  # with its device, since loops read addresses, and the default device may be another one
+        sizes = torch.as_tensor(k, dtype=torch.int64, device=x.device).expand(batch)
     except RuntimeError:
         return None
     values, mask, smallest = selection.keep_largest.by(

@@ -130,10 +130,11 @@ class TokenChoice(Masking):
     .. math:: w_e = m_e e^{x_e} / {\textstyle\sum_j} m_j e^{x_j}.
 
     :meth:`select` returns only the k weights and experts. :meth:`balance_loss` and :meth:`z_loss` refer to the last
-    call in training. With a ``capacity``, every expert keeps at most that many tokens, those with the largest
-    probabilities, and weights are renormalised over the experts that a token has left; a token without any gets 0.
-    ``k``, ``capacity`` and ``softness`` may be assigned at any time. ``module(x, k)`` uses another k for this call, a
-    number or one for each token.
+    call in training, and leave out tokens such as padding whose logits are all ``-inf``; these need k = 0, which gives
+    zeros. With a ``capacity``, every expert keeps at most that many tokens, those with the largest probabilities, and
+    weights are renormalised over the experts that a token has left; a token without any gets 0. ``k``, ``capacity``
+    and ``softness`` may be assigned at any time. ``module(x, k)`` uses another k for this call, a number or one for
+    each token.
 
     Args:
         k: Number of experts per token; for a relaxed mask the sum of its weights.
@@ -218,12 +219,15 @@ class TokenChoice(Masking):
         experts = logits.shape[-1]
         load = mask.reshape(-1, experts).sum(0, dtype=logits.dtype)
         share = load / load.sum().clamp(min=torch.finfo(load.dtype).tiny)
-        return experts * (share * logits.softmax(-1).reshape(-1, experts).mean(0)).sum()
+        tokens = _is_closed(logits).logical_not().sum().clamp(min=1)
+        return experts * (share * _probabilities(logits).reshape(-1, experts).sum(0) / tokens).sum()
 
     def z_loss(self) -> Tensor:
         r"""The mean square of log sum exp of the logits of the last call in training [3], which keeps them small."""
         logits, _ = self._of_the_last_call()
-        return logits.logsumexp(-1).square().mean()
+        closed = _is_closed(logits)
+        logs = logits.masked_fill(closed, 0).logsumexp(-1, keepdim=True).masked_fill(closed, 0)
+        return logs.square().sum() / closed.logical_not().sum().clamp(min=1)
 
     def _of_the_last_call(self) -> tuple[Tensor, Tensor]:
         if self._last is None:
@@ -238,14 +242,17 @@ class TokenChoice(Masking):
         mask = kept.mask if kept else self.mask_of(logits, k, -1)
         if self.training and (torch.compiler.is_compiling() or not is_wrapped(x)):  # no use outside a transform
             self._last = logits, mask.detach()
-        if kept and is_simple:
+        if kept and is_simple and (k.all() if isinstance(k, Tensor) else k):
             return kept.values.softmax(-1)
         if is_simple:
-            return logits.masked_fill(mask.logical_not(), -torch.inf).softmax(-1)
+            return _probabilities(logits.masked_fill(mask.logical_not(), -torch.inf))
+        probabilities = _probabilities(logits)
         if capacity is not None:
-            mask = mask * _room(mask.detach(), logits.detach().softmax(-1), capacity)
-        terms = mask * logits.softmax(-1)
-        return terms / terms.sum(-1, keepdim=True).clamp(min=torch.finfo(terms.dtype).tiny)
+            mask = mask * _room(mask.detach(), probabilities.detach(), capacity)
+        terms = mask * probabilities
+        total = terms.sum(-1, keepdim=True)
+        # A token without experts is divided by 1, since a gradient divided by the smallest number may be infinite.
+        return terms / total.clamp(min=torch.finfo(terms.dtype).tiny).masked_fill(total == 0, 1)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the last call, whose graph cannot be copied."""
@@ -255,6 +262,17 @@ class TokenChoice(Masking):
         return f"k={self.k}{self.shown_softness()}" + (
             f", capacity={self.capacity}" if self.capacity is not None else ""
         )
+
+
+def _is_closed(logits: Tensor) -> Tensor:
+    """Which tokens have no expert, (..., tokens, 1): those whose logits are all ``-inf``."""
+    return (logits == -torch.inf).all(-1, keepdim=True)
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    """The softmax, and zeros for a token without an expert, where a softmax and its gradient are NaN."""
+    closed = _is_closed(logits)
+    return logits.masked_fill(closed, 0).softmax(-1).masked_fill(closed, 0)
 
 
 def _room(mask: Tensor, probabilities: Tensor, capacity: int | Tensor) -> Tensor:

@@ -37,7 +37,9 @@ class Pattern(Module):
         """
         self._is_freezing, self.pattern = weight is None, None
         if weight is not None:
-            self.pattern = self.pattern_of(weight.detach())
+            pattern = self.pattern_of(weight.detach())
+            with torch.inference_mode(False):  # training cannot use a buffer that was made in inference mode
+                self.pattern = pattern.clone()
 
     def unfreeze(self) -> None:
         """Lets every call find the pattern again, as before :meth:`freeze`."""
@@ -67,7 +69,8 @@ class Pattern(Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         saved = state_dict.get(f"{prefix}pattern")
         if saved is not None and (self.pattern is None or self.pattern.shape != saved.shape):
-            self._is_freezing, self.pattern = False, torch.empty_like(saved)
+            with torch.inference_mode(False):
+                self._is_freezing, self.pattern = False, torch.empty_like(saved)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def shown_pattern(self) -> str:

@@ -27,7 +27,7 @@ from khot.nn import KHotGate
 
 from .data import Data, prepared
 from .start import least_squares_start
-from .training import HURRY_AFTER, LOOK_EVERY, Best, Training, threads_of_torch
+from .training import HURRY_AFTER, LOOK_EVERY, Best, Training, threads_of_torch, training_mode
 
 
 class KHotSelector(SelectorMixin, BaseEstimator):
@@ -60,7 +60,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     merged into one row with one draw per step.
 
     Features are standardised internally; :meth:`transform` returns columns of its input. Training runs in single
-    precision on the CPU, and does not change the state of torch's random number generator.
+    precision on the CPU, whatever the modes of torch around it, such as autocast, and its default dtype and device. It
+    does not change the state of torch's random number generator.
 
     Args:
         n_features_to_select: How many features to select: ``"learned"``, the default, for those that are worth their
@@ -70,7 +71,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             everything else is a class. Without ``y`` it is a regression.
         predictor: ``"linear"``, ``"hidden"`` for one hidden layer of ``hidden_units`` ReLUs, or a
             :class:`torch.nn.Module` that maps rows ``(rows, n_features)`` to one score for each class, or to one value,
-            for each output in turn. A copy of the module is trained, starting from its weights.
+            for each output in turn. A copy of the module in single precision is trained, starting from its weights.
         hidden_units: Width of the hidden layer.
         design: Class of sampling designs, called as ``design(logits=..., k=k)``; with ``probs`` if the number is
             learned.
@@ -185,13 +186,13 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             The selector itself.
         """
         self._check_parameters()
-        data = self._data(X, y, sample_weight)
-        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        with threads_of_torch(effective_n_jobs(self.n_jobs)), torch.random.fork_rng(devices=[]):
+        with training_mode(), threads_of_torch(effective_n_jobs(self.n_jobs)), torch.random.fork_rng(devices=[]):
+            data = self._data(X, y, sample_weight)
+            seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
             torch.default_generator.manual_seed(seed)
             training = self._train(data, seed)
-        self.inclusion_probabilities_ = training.inclusion_probabilities().double().numpy()
-        self.support_ = training.selected().numpy()
+            self.inclusion_probabilities_ = training.inclusion_probabilities().double().numpy()
+            self.support_ = training.selected().numpy()
         self.predictor_ = training.predictor.eval()
         self.loss_curve_ = training.curve
         self.n_iter_ = len(training.curve)
@@ -255,7 +256,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     def _training(self, data: Data) -> Training:
         """A gate of equal logits and an untrained predictor; if this is linear, both start from least squares."""
         n, price = data.x.shape[-1], float(self.price)
-        gate = KHotGate(n, self._number_of_features(n), self.design, self.estimator)
+        gate = KHotGate(n, self._number_of_features(n), self.design, self.estimator).float()
         training = Training(gate, self._untrained_predictor(n, data.outputs), price)
         if self.predictor == "linear":
             logits, weights = least_squares_start(data, gate.k, price)
@@ -263,12 +264,14 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         return training
 
     def _untrained_predictor(self, n: int, outputs: int) -> Module:
+        dtype = torch.float32  # rather than the default, which may be another one
         if self.predictor == "linear":
-            return Linear(n, outputs)
+            return Linear(n, outputs, dtype=dtype)
         if isinstance(self.predictor, str):
-            return Sequential(Linear(n, self.hidden_units), ReLU(), Linear(self.hidden_units, outputs))
-        predictor = copy.deepcopy(self.predictor).eval()
-        shape = tuple(predictor(torch.zeros(2, n)).shape)
+            hidden = self.hidden_units
+            return Sequential(Linear(n, hidden, dtype=dtype), ReLU(), Linear(hidden, outputs, dtype=dtype))
+        predictor = copy.deepcopy(self.predictor).to("cpu", dtype).eval()
+        shape = tuple(predictor(torch.zeros(2, n, dtype=dtype)).shape)
         if shape != (2, outputs):
             raise ValueError(f"`predictor` must map (rows, {n}) to (rows, {outputs}), but maps (2, {n}) to {shape}")
         return predictor.train()

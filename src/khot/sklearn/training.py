@@ -46,7 +46,7 @@ class Training:
         """The loss, with a draw for each row, and the price of the features that draws have on average."""
         loss = data.loss(self.predictor(self.gate(data.x)))
         number = self.gate.k if self.gate.k is not None else torch.sigmoid(self.gate.logits).sum()
-        return loss, torch.as_tensor(self.price * number)
+        return loss, torch.as_tensor(self.price * number, dtype=loss.dtype)
 
     def steps(self, data: Data, batch_size: int, rates: tuple[float, float]) -> Iterator[int]:
         """Takes a step of Adam for each number that it yields; ``rates`` are those of the predictor and of the gate.
@@ -113,9 +113,16 @@ class Training:
     def held_out_loss(self, data: Data) -> float:
         """The held-out loss with the selected features, including their price."""
         mask, predictor = self.selected(), self.predictor.eval()
-        loss = data.loss(predictor(data.x * mask)) + self.price * mask.sum()
+        loss = data.loss(predictor(data.x * mask)) + self.price * mask.sum(dtype=torch.float32)
         predictor.train()
         return loss.item()
+
+
+@contextmanager
+def training_mode() -> Iterator[None]:
+    """In this context, torch records gradients and computes on the CPU in the dtype of its tensors."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        yield
 
 
 @contextmanager

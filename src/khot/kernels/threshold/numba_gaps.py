@@ -133,8 +133,8 @@ def far_shares_of(far: FarTail | None, compact: bool, real: Real) -> Compiled:
         of_left, of_right, tails_left, tails_right = 0.0, 0.0, 1.0, 1.0
         for i in range(shares.shape[0]):
             shares[i] = 0
-        if compact and left == -np.inf:
-            return True  # without items below nothing holds the threshold
+        if left == -np.inf and (compact or right == np.inf):
+            return True  # without items, or for `compact` without items below, nothing holds the threshold
         if left > -np.inf and not (compact and right < np.inf):
             of_left, tails_left = side(x, k, -1.0, np.float64(left), below, inverse, shares)
         if right < np.inf:
