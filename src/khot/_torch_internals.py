@@ -36,6 +36,7 @@ __all__ = [
     "is_tracing",
     "is_transformed",
     "is_wrapped",
+    "may_record",
     "names_in_code",
     "nested_forward_mode",
     "no_view",
@@ -78,6 +79,15 @@ def for_transforms() -> AbstractContextManager[Any]:
 def _for_transforms() -> Iterator[None]:
     with torch.inference_mode(False), torch.no_grad():
         yield
+
+
+def may_record() -> bool:
+    """Whether autograd can record graphs for later callers, who may need them even if this one does not.
+
+    In inference mode it cannot: a recorded operation that saves one of its tensors raises an error. Graphs do not
+    depend on the mode, and a compiler cannot ask for it.
+    """
+    return torch.compiler.is_compiling() or not torch.is_inference_mode_enabled()
 
 
 def is_wrapped(tensor: Tensor) -> bool:
