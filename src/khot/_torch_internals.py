@@ -36,6 +36,7 @@ __all__ = [
     "is_tracing",
     "is_transformed",
     "is_wrapped",
+    "may_differentiate",
     "may_record",
     "names_in_code",
     "nested_forward_mode",
@@ -102,6 +103,24 @@ def is_mapped(tensor: Tensor) -> bool:
             return True
         tensor = functorch.get_unwrapped(tensor)
     return False
+
+
+def may_differentiate(tensor: Tensor) -> bool:
+    """Whether this tensor requires a gradient or carries a tangent, outside transforms of torch.func or in any of them.
+
+    A vmap hides both: the tensor that it passes on says that it requires no gradient.
+    """
+    if torch.compiler.is_compiling():  # a compiler cannot unwrap tensors
+        return tensor.requires_grad
+    while True:
+        if tensor.requires_grad:
+            return True
+        may_carry = in_forward_mode() and not functorch.is_batchedtensor(tensor)
+        if may_carry and forward_ad.unpack_dual(tensor).tangent is not None:
+            return True
+        if not functorch.is_functorch_wrapped_tensor(tensor):
+            return False
+        tensor = functorch.get_unwrapped(tensor)
 
 
 def is_transformed() -> bool:

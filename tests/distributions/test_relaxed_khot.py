@@ -482,6 +482,31 @@ def test_from_scores_is_the_draw_of_given_noise(cls):
 
 
 @both
+@pytest.mark.parametrize("detached", [True, False])
+def test_from_scores_under_transforms(cls, detached):
+    """Scores without a derivative get that of the logits, scores with one keep it, also where a vmap hides it."""
+    torch.manual_seed(0)
+    noise, vmap, jvp = exponential_noise(3, 5), torch.func.vmap, torch.func.jvp
+    tangent = torch.ones_like(LOGITS[0]).cumsum(-1)
+
+    def draw(logits, noise=noise[0]):
+        scores = (logits.detach() if detached else logits) + noise
+        return cls(0.5, logits=logits, k=2, validate_args=False).from_scores(scores)
+
+    def draws(logits):
+        return vmap(draw)(logits, noise)
+
+    leaf = LOGITS.clone().requires_grad_()
+    (expected,) = torch.autograd.grad((sigmoid_topk(leaf + noise, 2, 0.5) * tangent).sum(), leaf)  # J is symmetric
+    torch.testing.assert_close(torch.func.grad(lambda logits: (draws(logits) * tangent).sum())(LOGITS), expected)
+    torch.testing.assert_close(torch.autograd.grad((draws(leaf) * tangent).sum(), leaf)[0], expected)
+    torch.testing.assert_close(jvp(draw, (LOGITS[0],), (tangent,))[1], expected[0])
+    torch.testing.assert_close(jvp(draws, (LOGITS,), (tangent.expand_as(LOGITS),))[1], expected)
+    in_rows = vmap(lambda row, noise: jvp(lambda logits: draw(logits, noise), (row,), (tangent,))[1])(LOGITS, noise)
+    torch.testing.assert_close(in_rows, expected)
+
+
+@both
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_from_scores_has_the_dtype_of_the_logits(cls, dtype):
     relaxed = cls(0.5, logits=LOGITS.to(dtype), k=2)

@@ -22,6 +22,7 @@ from torch.types import _size as SizeLike
 
 from khot._contents import can_look, is_finite
 from khot._notes import feels_between_vertices
+from khot._torch_internals import may_differentiate
 from khot._tracing import one_operation, shape_of
 from khot._validation import (
     check_draw,
@@ -174,7 +175,7 @@ class RelaxedKHot(KHotDistribution):
         """
         check_draw("scores", scores, self)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if self.logits.requires_grad and not scores.requires_grad:
+        if may_differentiate(self.logits) and not may_differentiate(scores):
             scores = with_derivatives_of(scores, self.in_float32.logits)
         return self._draw(scores)
 
