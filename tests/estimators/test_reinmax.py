@@ -286,7 +286,5 @@ def test_errors_name_what_would_do():
             ReinMax(design, temperature)
     sizes = ConditionalPoisson(logits=LOGITS, k=(1, 3))
     for use in (ReinMax, lambda design, relaxation: reinmax(design, torch.sum, relaxation=relaxation)):
-        with pytest.raises(
-            NotImplementedError, match="`relaxation` must be None for a ConditionalPoisson"
-        ):
+        with pytest.raises(NotImplementedError, match="`relaxation` must be None for a ConditionalPoisson"):
             use(sizes, relaxation=sigmoid_topk)
