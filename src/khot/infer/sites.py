@@ -218,6 +218,11 @@ def _log_prob(term: Any) -> Tensor:
     return wide(log_prob)
 
 
+def total_log_prob(trace: Any) -> Tensor:
+    """The log joint density of a trace, with the terms and their sum at least in float32."""
+    return functools.reduce(operator.add, (_log_prob(term).sum() for term in terms_from(trace)))
+
+
 def terms_from(trace: Any, name: str | None = None) -> list[Any]:
     """The sites, all or from this one onwards, that contribute to the log joint density, in the model's order."""
     nodes = list(trace.nodes.values())
