@@ -26,10 +26,7 @@ from .swaps import Point, Sizes
 
 Values = dict[str, Tensor]
 
-SIZE_ADVICE = (
-    "If it is the size of a k-hot site, give that site a prior over its size instead: "
-    "ConditionalPoisson(logits=logits, k=(low, high, log_prior))"
-)
+PRIOR_OVER_SIZE = "a prior over its size instead: ConditionalPoisson(logits=logits, k=(low, high, log_prior))"
 
 
 @dataclass(frozen=True)
@@ -282,6 +279,7 @@ def latent_sites(trace: Any) -> Latents:
         else:
             raise TypeError(
                 f"KHotSwap moves sampling designs and, with `continuous`, continuous sites, but {name!r} has the "
-                f'distribution {fn}; infer={{"enumerate": "parallel"}} sums such a site out. {SIZE_ADVICE}'
+                f'distribution {fn}; infer={{"enumerate": "parallel"}} sums such a site out. '
+                f"If it is the size of a k-hot site, give that site {PRIOR_OVER_SIZE}"
             )
     return found
