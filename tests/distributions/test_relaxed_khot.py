@@ -236,6 +236,8 @@ def test_memory_belongs_to_one_unchanged_tensor():
     hard = RelaxedKHotStraightThrough(0.02, logits=LOGITS[0], k=2)
     x = hard.sample()
     torch.testing.assert_close(hard.log_prob(x), relaxed.log_prob(x._unquantize))
+    x.copy_(VALUE)
+    torch.testing.assert_close(hard.log_prob(x), relaxed.log_prob(VALUE))
 
 
 def compiled(function):
