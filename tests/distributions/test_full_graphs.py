@@ -162,7 +162,10 @@ def test_inductor():
         check_full_graph(loss(case, "logits"), backend="inductor")
 
 
-def test_subset_categorical():
+@pytest.mark.parametrize("validate", [True, False])
+def test_subset_categorical(validate, monkeypatch):
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", validate)
+
     def expected_energy(logits):
         law = subset_categorical(ConditionalPoisson(logits=logits, k=2))
         values = subset_vector(torch.arange(10), 5, 2, dtype=torch.float64)

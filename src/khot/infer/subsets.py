@@ -77,12 +77,18 @@ def _categorical(design: SamplingDesign) -> Categorical:
     number = number.view(-1, *(1,) * len(design.batch_shape))
     if len(sizes) == 1:
         support = k_hot_vectors_of_rank(n, sizes[0], number, design.parameter.detach())
-        return Categorical(logits=design.log_prob(support).movedim(0, -1))
+        return _of_logits(design.log_prob(support))
     own_count = _subsets(n, design.k)
     rank = torch.minimum(number, own_count - 1)
     support = k_hot_vectors_of_rank(n, design.k, rank, design.parameter.detach())
     log_prob = design.log_prob(support).masked_fill(number >= own_count, -torch.inf)
-    return Categorical(logits=log_prob.movedim(0, -1))
+    return _of_logits(log_prob)
+
+
+def _of_logits(log_prob: Tensor) -> Categorical:
+    """The law of the first index; without checks in compiled code, where Dynamo cannot trace those of torch."""
+    validate_args = False if torch.compiler.is_compiling() else None
+    return Categorical(logits=log_prob.movedim(0, -1), validate_args=validate_args)
 
 
 def subset_vector(index: int | Tensor, n: int, k: int | Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
