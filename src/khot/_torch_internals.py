@@ -38,6 +38,8 @@ __all__ = [
     "is_transformed",
     "is_wrapped",
     "leave_graph",
+    "may_differentiate",
+    "may_record",
     "names_in_code",
     "nested_forward_mode",
     "no_view",
@@ -83,6 +85,15 @@ def _for_transforms() -> Iterator[None]:
         yield
 
 
+def may_record() -> bool:
+    """Whether autograd can record graphs for later callers, who may need them even if this one does not.
+
+    In inference mode it cannot: a recorded operation that saves one of its tensors raises an error. Graphs do not
+    depend on the mode, and a compiler cannot ask for it.
+    """
+    return torch.compiler.is_compiling() or not torch.is_inference_mode_enabled()
+
+
 def is_wrapped(tensor: Tensor) -> bool:
     """Whether a transform of torch.func, such as vmap or grad, has wrapped this tensor."""
     return functorch.is_functorch_wrapped_tensor(tensor)
@@ -95,6 +106,24 @@ def is_mapped(tensor: Tensor) -> bool:
             return True
         tensor = functorch.get_unwrapped(tensor)
     return False
+
+
+def may_differentiate(tensor: Tensor) -> bool:
+    """Whether this tensor requires a gradient or carries a tangent, outside transforms of torch.func or in any of them.
+
+    A vmap hides both: the tensor that it passes on says that it requires no gradient.
+    """
+    if torch.compiler.is_compiling():  # a compiler cannot unwrap tensors
+        return tensor.requires_grad
+    while True:
+        if tensor.requires_grad:
+            return True
+        may_carry = in_forward_mode() and not functorch.is_batchedtensor(tensor)
+        if may_carry and forward_ad.unpack_dual(tensor).tangent is not None:
+            return True
+        if not functorch.is_functorch_wrapped_tensor(tensor):
+            return False
+        tensor = functorch.get_unwrapped(tensor)
 
 
 def is_transformed() -> bool:

@@ -37,6 +37,31 @@ def test_attributes_are_found_where_dynamo_lists_none(case, monkeypatch):
     assert {*law.__getstate__()} == names and {*law.expand((3, 2)).__getstate__()} == names
 
 
+@pytest.mark.usefixtures("cpu_backend")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+def test_parameters_that_require_gradients_in_inference_mode(case, dtype):
+    names = [name for name in ("log_prob", "entropy") if getattr(case, f"has_{name}")]
+    for k in (3, torch.tensor([1, 3])):
+        logits = LOGITS.to(dtype).requires_grad_()
+
+        def results(logits=logits, k=k):
+            design, kept = case.make(logits=logits, k=k), case.make(logits=logits, k=k)
+            with torch.inference_mode():
+                kept.mean  # noqa: B018  # which later calls outside this mode must not use
+            mean = design.mean
+            value = torch.ones_like(mean).cumsum(-1).le(torch.as_tensor(k)[..., None]).to(dtype)
+            args = {"log_prob": (value,), "entropy": ()}
+            design.sample()
+            return [mean, kept.mean, *(getattr(design, name)(*args[name]) for name in names)]
+
+        with torch.inference_mode():
+            found = results()
+        for x, expected in zip(found, results(), strict=True):
+            assert expected.requires_grad
+            torch.testing.assert_close(x, expected.detach())
+
+
 @pytest.mark.parametrize("design_class", [Pivotal, Sampford])
 @pytest.mark.parametrize(
     "relaxation",

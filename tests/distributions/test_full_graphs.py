@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch.distributions import kl_divergence
 
-from khot import ConditionalPoisson, GumbelTopK, ReinMax, Sampford, StraightThrough, kernels, sigmoid_topk
+from khot import (
+    ConditionalPoisson,
+    GumbelTopK,
+    ReinMax,
+    Sampford,
+    StraightThrough,
+    kernels,
+    sigmoid_topk,
+    subset_categorical,
+    subset_vector,
+)
 from khot.kernels.order_sampling import EXACT
 from tests.registry import DESIGNS
 
@@ -150,6 +160,18 @@ def test_inductor():
     case = _NAMED["pareto"]
     with torch._inductor.config.patch(compile_threads=1, fallback_random=True):  # in this process; torch's own numbers
         check_full_graph(loss(case, "logits"), backend="inductor")
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_subset_categorical(validate, monkeypatch):
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", validate)
+
+    def expected_energy(logits):
+        law = subset_categorical(ConditionalPoisson(logits=logits, k=2))
+        values = subset_vector(torch.arange(10), 5, 2, dtype=torch.float64)
+        return (law.probs * (values @ WEIGHTS)).sum()
+
+    check_full_graph(expected_energy)
 
 
 @pytest.mark.needs_torch("2.11")  # in 2.9 a backward pass cannot transform a function with its own derivative

@@ -236,6 +236,8 @@ def test_memory_belongs_to_one_unchanged_tensor():
     hard = RelaxedKHotStraightThrough(0.02, logits=LOGITS[0], k=2)
     x = hard.sample()
     torch.testing.assert_close(hard.log_prob(x), relaxed.log_prob(x._unquantize))
+    x.copy_(VALUE)
+    torch.testing.assert_close(hard.log_prob(x), relaxed.log_prob(VALUE))
 
 
 def compiled(function):
@@ -479,6 +481,31 @@ def test_from_scores_is_the_draw_of_given_noise(cls):
     torch.manual_seed(1)
     assert torch.equal(relaxed.from_scores(relaxed._scores((4,), None)), drawn)
     assert relaxed.from_scores(LOGITS.expand(2, 7, 3, 5)).shape == (2, 7, 3, 5)
+
+
+@both
+@pytest.mark.parametrize("detached", [True, False])
+def test_from_scores_under_transforms(cls, detached):
+    """Scores without a derivative get that of the logits, scores with one keep it, also where a vmap hides it."""
+    torch.manual_seed(0)
+    noise, vmap, jvp = exponential_noise(3, 5), torch.func.vmap, torch.func.jvp
+    tangent = torch.ones_like(LOGITS[0]).cumsum(-1)
+
+    def draw(logits, noise=noise[0]):
+        scores = (logits.detach() if detached else logits) + noise
+        return cls(0.5, logits=logits, k=2, validate_args=False).from_scores(scores)
+
+    def draws(logits):
+        return vmap(draw)(logits, noise)
+
+    leaf = LOGITS.clone().requires_grad_()
+    (expected,) = torch.autograd.grad((sigmoid_topk(leaf + noise, 2, 0.5) * tangent).sum(), leaf)  # J is symmetric
+    torch.testing.assert_close(torch.func.grad(lambda logits: (draws(logits) * tangent).sum())(LOGITS), expected)
+    torch.testing.assert_close(torch.autograd.grad((draws(leaf) * tangent).sum(), leaf)[0], expected)
+    torch.testing.assert_close(jvp(draw, (LOGITS[0],), (tangent,))[1], expected[0])
+    torch.testing.assert_close(jvp(draws, (LOGITS,), (tangent.expand_as(LOGITS),))[1], expected)
+    in_rows = vmap(lambda row, noise: jvp(lambda logits: draw(logits, noise), (row,), (tangent,))[1])(LOGITS, noise)
+    torch.testing.assert_close(in_rows, expected)
 
 
 @both

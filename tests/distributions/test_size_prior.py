@@ -161,6 +161,15 @@ def test_divergences():
         assert_close(kl_divergence(every[p], every[q]), expected)
 
 
+@pytest.mark.parametrize(("p_batch", "q_batch"), [((), (2,)), ((2,), (3, 2)), ((3,), (2, 1)), ((3, 2), (2,))], ids=str)
+@pytest.mark.parametrize("k", [2, (0, 4), (0, 4, normal(5, seed=2))], ids=["fixed", "range", "prior"])
+def test_divergences_broadcast(k, p_batch, q_batch):
+    p = ConditionalPoisson(logits=normal(*p_batch, 6), k=k)
+    q = ConditionalPoisson(logits=normal(*q_batch, 6, seed=1), k=(0, 4, normal(5, seed=3)))
+    shape = torch.broadcast_shapes(p_batch, q_batch)
+    assert_close(kl_divergence(p, q), kl_divergence(p.expand(shape), q.expand(shape)))
+
+
 def test_long_rows():
     """The size has its prior, however improbable the logits make it."""
     torch.manual_seed(0)

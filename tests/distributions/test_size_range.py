@@ -137,6 +137,11 @@ def test_sizes_that_infinite_logits_exclude():
     assert (law[1001:] == 0).all() and law[1000] > 0
 
 
+def test_sizes_of_no_rows():
+    for shape in ((0, 4), (2, 0, 4)):
+        assert ConditionalPoisson(logits=torch.zeros(shape), k=(1, 2)).size_probs.shape == (*shape[:-1], 5)
+
+
 def test_divergences():
     """Infinite unless q has all sizes of p; between ranges and with a fixed size; by enumeration with other designs."""
     sizes = {"wide": (0, 4), "narrow": (1, 3), "fixed": 2, "higher": (1, 4)}

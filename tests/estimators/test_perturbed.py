@@ -356,3 +356,31 @@ def test_bad_arguments():
     ):
         with pytest.raises(error, match=message):
             make()
+
+
+@pytest.mark.parametrize("make", [PerturbedTopK, partial(IMLE, step=5.0)], ids=["perturbed_topk", "imle"])
+def test_transforms_of_functions(make):
+    """A vmap hides that logits require a gradient, and a dual tensor does not say so."""
+
+    def draw(logits):
+        return make(logits=logits, k=2, validate_args=False).rsample()
+
+    def loss(logits):
+        return (torch.func.vmap(draw, randomness="different")(logits) * WEIGHTS).sum()
+
+    def gradient(function):
+        torch.manual_seed(0)
+        return function(loss)(LOGITS)
+
+    def by_autograd(function):
+        def call(logits):
+            logits = logits.clone().requires_grad_()
+            return torch.autograd.grad(function(logits), logits)[0]
+
+        return call
+
+    found = gradient(torch.func.grad)
+    assert (found.abs().sum(-1) > 0).all()
+    assert torch.equal(gradient(by_autograd), found)
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(draw, (LOGITS,), (LOGITS,))

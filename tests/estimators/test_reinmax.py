@@ -284,3 +284,7 @@ def test_errors_name_what_would_do():
     for temperature, error in ((0.0, ValueError), (torch.ones(3), ValueError), ("1", TypeError)):
         with pytest.raises(error, match="`temperature` must"):
             ReinMax(design, temperature)
+    sizes = ConditionalPoisson(logits=LOGITS, k=(1, 3))
+    for use in (ReinMax, lambda design, relaxation: reinmax(design, torch.sum, relaxation=relaxation)):
+        with pytest.raises(NotImplementedError, match="`relaxation` must be None for a ConditionalPoisson"):
+            use(sizes, relaxation=sigmoid_topk)

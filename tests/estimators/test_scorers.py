@@ -165,6 +165,21 @@ def test_expanded_wrappers_keep_their_scorer():
     assert wrapper.log_prob(wrapper.sample()).shape == (3, 2)
 
 
+def test_half_precision_follows_a_change_of_the_scorer_or_of_the_size():
+    logits, other, k = LOGITS.bfloat16(), LOGITS.bfloat16(), torch.tensor([2, 2])
+    wrapper = StraightThrough(
+        ConditionalPoisson(logits=logits, k=k), log_prob=ConditionalPoisson(logits=other, k=k), validate_args=False
+    )
+    value = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0])
+    for change in (lambda: other.mul_(-1), lambda: k.fill_(3)):
+        wrapper.in_float32.log_prob(value)
+        change()
+        value[2] = float(k[0] == 3)
+        expected = ConditionalPoisson(logits=other.float(), k=k)
+        torch.testing.assert_close(wrapper.in_float32.log_prob(value), expected.log_prob(value))
+        assert (wrapper.in_float32.sample().sum(-1) == k).all()
+
+
 @pytest.mark.parametrize("wrap", [IMLE, RaoBlackwellStraightThrough])
 def test_designs_are_told_from_other_objects(wrap):
     arguments = {"logits": LOGITS, "k": 2} | ({"temperature": 0.5} if wrap is RaoBlackwellStraightThrough else {})

@@ -127,6 +127,21 @@ def test_starts_of_chains():
     assert torch.equal(kernel.transforms["x"].inv(kernel.initial_params["x"]), start["x"])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("factor_dtype", [torch.float32, None])
+def test_sites_in_half_types(dtype, factor_dtype):
+    """Rounding to such a type is no sign of a model that mixes its chains."""
+
+    def model():
+        x = pyro.sample("x", ConditionalPoisson(logits=normal(200).to(dtype), k=50))
+        pyro.factor("gain", (x * normal(200, seed=1).to(x.dtype)).sum(-1).to(factor_dtype or dtype))
+
+    for _ in range(5):
+        kernel = KHotSwap(model, chains=7)
+        kernel.setup(0)
+        assert (kernel.sample(kernel.initial_params)["x"].sum(-1) == 50).all()
+
+
 def with_matmul():
     x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros(4), k=2))
     pyro.sample("y", dist.Normal(torch.ones(3, 4) @ x, 1.0).to_event(1), obs=torch.zeros(3))

@@ -365,6 +365,30 @@ def test_errors(error, match, model, options):
         run(model, num_samples=1, warmup_steps=0, **options)
 
 
+def two_sites(size, k):
+    x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros(8), k=k))
+    pyro.sample("y", ConditionalPoisson(logits=torch.zeros(3), k=size(x).long()))
+
+
+@pytest.mark.parametrize("chains", [None, 3])
+@pytest.mark.parametrize(
+    ("size", "k"),
+    [(lambda x: x.sum(-1), (1, 2)), (lambda x: 1 + x[..., 0], 4), (lambda x: 1 + x[..., 5] * x[..., 6], 2)],
+    ids=["number", "unit", "seldom"],
+)
+def test_sizes_that_depend_on_a_k_hot_site(size, k, chains):
+    """Found before the first step if other values that are tried show it, and otherwise when a step does."""
+    kernel = KHotSwap(partial(two_sites, size, k), chains=chains)
+    if k == 2:
+        kernel.initial_params = {"x": torch.eye(8)[[0, 1]].sum(0).expand(*[chains] * bool(chains), 8)}
+    with pytest.raises(NotImplementedError, match=r"size of 'y' that depends on no other site.*log_prior may depend"):
+        kernel.setup(0)
+        params = kernel.initial_params
+        for _ in range(200):
+            params = kernel.sample(params)
+    assert (kernel._step > 0) == (k == 2)
+
+
 def test_no_start():
     def impossible():
         pyro.sample("x", KHOT)

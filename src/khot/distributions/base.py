@@ -12,7 +12,7 @@ from torch.distributions.constraints import Constraint
 from torch.types import _size as SizeLike
 
 from khot._contents import can_look, has_contents
-from khot._torch_internals import attributes_of, instance_of, is_tracing, names_in_code, validates
+from khot._torch_internals import attributes_of, instance_of, is_tracing, may_record, names_in_code, validates
 from khot._tracing import broadcast_shapes, untraced
 from khot._validation import check_strided, checked_shape
 from khot.laws.kept import Snapshot
@@ -119,7 +119,7 @@ class KHotDistribution(TorchDistribution):
                 return make(self)
         found = self._derived_now()
         if name not in found:
-            with torch.enable_grad():  # later callers may need the graph
+            with torch.set_grad_enabled(may_record()):  # later callers may need the graph
                 found[name] = make(self)
         return found[name]
 

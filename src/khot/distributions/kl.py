@@ -83,7 +83,8 @@ def _expected_log_prob(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
         sizes = torch.nn.functional.one_hot(p.k, operator.index(q.event_shape[0]) + 1)
         means = p.mean.expand(prior.high - prior.low + 1, *p.mean.shape)
     means = means.view(len(means), *(1,) * (len(batch_shape) - len(p.batch_shape)), *means.shape[1:])
-    found = size_prior.expected_log_prob(q.logits, prior, sizes.double(), means.double())
+    sizes = sizes.double().expand(*batch_shape, -1)  # the axis of sizes moves to the front of all of these
+    found = size_prior.expected_log_prob(q.logits, prior, sizes, means.double())
     return found.to(p.dtype)
 
 

@@ -22,6 +22,7 @@ from torch.types import _size as SizeLike
 
 from khot._contents import can_look, is_finite
 from khot._notes import feels_between_vertices
+from khot._torch_internals import may_differentiate, version_of
 from khot._tracing import one_operation, shape_of
 from khot._validation import (
     check_draw,
@@ -41,6 +42,8 @@ from khot.relaxations.log_odds import inside, is_interior, log_odds, log_slope, 
 from ._arguments import RANGE_ADVICE, Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
 from .base import KHotDistribution, column
 from .design import Relaxation
+
+_WRITES = "_khot_writes"  # the attribute of a straight-through sample that says how often it had been written to
 
 
 class RelaxedKHot(KHotDistribution):
@@ -174,7 +177,7 @@ class RelaxedKHot(KHotDistribution):
         """
         check_draw("scores", scores, self)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if self.logits.requires_grad and not scores.requires_grad:
+        if may_differentiate(self.logits) and not may_differentiate(scores):
             scores = with_derivatives_of(scores, self.in_float32.logits)
         return self._draw(scores)
 
@@ -308,10 +311,15 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
         # Select by the scores, which distinguish entries that round to the same number.
         hard = with_derivatives_of(topk_mask(scores.detach(), cast(Tensor, self.k)).to(relaxed.dtype), relaxed)
         hard._unquantize = relaxed  # type: ignore[attr-defined]  # the name that Pyro uses
+        setattr(hard, _WRITES, version_of(hard))
         return hard
 
     def log_prob(self, value: Tensor) -> Tensor:
-        return super().log_prob(getattr(value, "_unquantize", value))
+        # Where torch counts writes, a sample that was written to is no longer that of its relaxed vector.
+        then, now = getattr(value, _WRITES, None), version_of(value)
+        if then is None or now is None or then == now:
+            value = getattr(value, "_unquantize", value)
+        return super().log_prob(value)
 
 
 def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:

@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from khot._distributed.batch import SpreadBatch
 from khot._distributed.shards import Shards
-from khot._torch_internals import instance_of
+from khot._torch_internals import instance_of, may_record
 from khot.constraints import capped_simplex
 
 from .base import KHotDistribution
@@ -96,7 +96,7 @@ class SpreadDesign(DesignOfRows):
 
     def _part_of(self, spread: SpreadBatch) -> Self:
         attributes = self.__getstate__() | {"spread": None}
-        with torch.enable_grad():  # cached tensors keep their graph for later gradients
+        with torch.set_grad_enabled(may_record()):  # cached tensors keep their graph for later gradients
             for name, value in attributes.items():
                 if isinstance(value, Tensor):
                     attributes[name] = spread.here(name, value)

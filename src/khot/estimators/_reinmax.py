@@ -75,9 +75,10 @@ class ReinMax(DesignWrapper):
         TypeError: If an argument has the wrong type.
         ValueError: If ``temperature`` is out of range, a shape does not fit, or, with validation on, the two designs
             differ in size or inclusion probabilities.
-        NotImplementedError: If the design has a prior over its size, if it has no relaxation and none is given, or if
-            the slope of the relaxation at given probabilities is not known, which takes a :class:`~khot.Link`. The
-            links of the sparse maps do not qualify, because their slope vanishes at the cap.
+        NotImplementedError: If the design has a prior over its size, if it has a range of sizes and a relaxation is
+            given, if it has no relaxation and none is given, or if the slope of the relaxation at given probabilities
+            is not known, which takes a :class:`~khot.Link`. The links of the sparse maps do not qualify, because their
+            slope vanishes at the cap.
 
     References:
         [1] "Differentiable top-k: from one-hot to k-hot", algorithm 5.
@@ -112,6 +113,11 @@ class ReinMax(DesignWrapper):
             raise NotImplementedError(
                 "ReinMax needs the covariance at other inclusion probabilities, which is not known under a prior over "
                 "the size: use khot.score_function or khot.StraightThrough, or k=(low, high) in the guide"
+            )
+        if relaxation is not None and design.size_varies:
+            raise NotImplementedError(
+                f"`relaxation` must be None for a {type(design).__name__} with a range of sizes, as a relaxation has a "
+                "Jacobian only for a fixed size: without it, ReinMax uses the covariance of the design"
             )
         if relaxation is not None or not isinstance(design, ConditionalPoisson):
             _link_for(design, relaxation)  # validates the argument early

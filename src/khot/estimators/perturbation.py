@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._torch_internals import may_differentiate
 from khot._tracing import one_operation
 from khot._validation import check_generator, check_positive_contents, checked_positive
 from khot.distributions import SamplingDesign
@@ -114,4 +115,4 @@ class PerturbedWrapper(DesignWrapper):
     @property
     def needs_gradient(self) -> bool:
         """Whether draws need a gradient of the logits."""
-        return torch.is_grad_enabled() and self.design.logits.requires_grad
+        return torch.is_grad_enabled() and may_differentiate(self.design.logits)

@@ -108,6 +108,11 @@ class DesignWrapper(KHotDistribution):
     def parameter(self) -> Tensor:
         return self.design.parameter
 
+    def _sources(self) -> list[Any]:
+        sources = self.design._sources()
+        scorer = None if self.scorer is self.design else self.scorer
+        return sources if scorer is None else sources + scorer._sources()
+
     def _made_in_float32(self) -> "DesignWrapper":
         new = instance_of(type(self), self.__getstate__())
         new.design, new.scorer = self.design.in_float32, self.scorer and self.scorer.in_float32

@@ -19,14 +19,12 @@ from .chains import ADVICE, PLATE, Acceptance, InChains, values_of_chain
 from .log_joint import LogJoint
 from .paths import Path, PathLength
 from .sites import (
-    SIZE_ADVICE,
     GivenKHot,
     KHotSite,
     Latents,
     Start,
     State,
     Values,
-    base_law,
     latent_sites,
     nesting_of,
 )
@@ -102,8 +100,8 @@ class KHotSwap(MCMCKernel):
             discrete site is neither a design of a fixed size nor marked for enumeration.
         ValueError: If an argument is out of range, or, in ``setup``, the model has no k-hot site, has continuous ones
             without ``continuous``, is not written for ``chains``, or no start of positive density is found.
-        NotImplementedError: In ``setup``, if the model subsamples, a design has no ``log_prob`` or a size that
-            depends on an enumerated site, or ``continuous`` is compiled.
+        NotImplementedError: In ``setup``, if the model subsamples, a design has no ``log_prob``, or ``continuous`` is
+            compiled; there or in a later step, if a design has a size that depends on another latent site.
 
     References:
         [1] Zanella (2020), "Informed proposals for local MCMC in discrete spaces", JASA 115(530).
@@ -185,9 +183,9 @@ class KHotSwap(MCMCKernel):
             params |= self._setup_inner(params, {name: given[name] for name in latents.continuous if name in given})
         if latents.enumerated:
             self._log_joint.sum_out(nesting_of(trace))
-            self._check_sizes(params)
         self._initial_params = params
         self._log_joint.sites = self._sites
+        self._log_joint.check_sizes(params)
         self._sites = self._log_joint.sites = [self._in_blocks(site, params) for site in self._sites]
         self._lengths = {site.name: self._first_length(site) for site in self._sites}
         if self.jit_compile:
@@ -249,18 +247,6 @@ class KHotSwap(MCMCKernel):
             raise ValueError(
                 f"`initial_params` must have values of all continuous sites or none, but has none of {missing}"
             )
-
-    def _check_sizes(self, params: Values) -> None:
-        """Checks that no size of a k-hot site depends on a site that is summed out."""
-        trace = self._log_joint.trace(params)
-        for site in self._sites:
-            design = base_law(trace.nodes[site.name]["fn"])
-            sizes = ((design.k, site.smallest), (design.largest_k, site.largest))
-            if not all(bool((found == at_start).all()) for found, at_start in sizes):
-                raise NotImplementedError(
-                    f"KHotSwap needs a size of {site.name!r} that depends on no other site, but its `k` depends on an "
-                    f"enumerated site. {SIZE_ADVICE}"
-                )
 
     def _setup_inner(self, params: Values, given: Values) -> Values:
         """Makes the kernel of the continuous sites, and returns their unconstrained values."""

@@ -8,10 +8,12 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from khot._contents import can_look
 from khot.laws.kept import Kept
+from khot.relaxations import topk_mask
 
 from .recorded import record
-from .sites import KHotSite, State, Values, keep_laws
+from .sites import PRIOR_OVER_SIZE, KHotSite, State, Values, base_law, keep_laws
 from .summed_out import SummedOut
 
 CHECKS = 3  # evaluations after which a recording is trusted
@@ -63,6 +65,33 @@ class LogJoint:
             trace.compute_log_prob()
             self._summed_out.total(trace)
         return site.in_plates(site.plate_names & self._summed_out.plates_around(site, trace))
+
+    def check_sizes(self, params: Values) -> None:
+        """Checks that no size of a k-hot site depends on another site, at these values and at others of k-hot sites."""
+        if len(params) == 1 and self._summed_out is None:
+            return
+        cases = [params]
+        if len(self.sites) > 1:
+            ends = ([site.smallest for site in self.sites], [site.largest for site in self.sites])
+            cases += [{**params, **self._elsewhere(params, sizes)} for sizes in ends]
+        with torch.no_grad(), pyro.validation_enabled(False):
+            for case in cases:
+                self._check_sizes_of(self.trace(case))
+
+    def _elsewhere(self, params: Values, sizes: list[Tensor]) -> Values:
+        """Values of the k-hot sites with these sizes, in which units are that were out before, as far as possible."""
+        pairs = ((params[site.name], site.name, size) for site, size in zip(self.sites, sizes, strict=True))
+        return {name: topk_mask(-value, size).to(value.dtype) for value, name, size in pairs}
+
+    def _check_sizes_of(self, trace: Any) -> None:
+        for site in self.sites:
+            design = base_law(trace.nodes[site.name]["fn"])
+            for size, at_start in ((design.k, site.smallest), (design.largest_k, site.largest)):
+                if can_look(size) and not bool((size == at_start).all()):
+                    raise NotImplementedError(
+                        f"KHotSwap needs a size of {site.name!r} that depends on no other site, but its `k` does: give "
+                        f"it {PRIOR_OVER_SIZE}, whose log_prior may depend on other sites"
+                    )
 
     def trace(self, params: Values) -> Any:
         """A run of the model with these values, in which its other sites are enumerated."""
@@ -116,6 +145,8 @@ class LogJoint:
         leaves = {site.name: params[site.name].detach().requires_grad_(self.with_slopes) for site in self.sites}
         with torch.enable_grad(), pyro.validation_enabled(False):
             trace = self.trace({**params, **leaves})
+            if len(params) > 1:
+                self._check_sizes_of(trace)  # those values may be the first to show that a size depends on them
             keep_laws(trace, self._laws_of(leaves))
             trace.compute_log_prob()
             total: Any = trace.log_prob_sum() if self._summed_out is None else self._summed_out.total(trace)

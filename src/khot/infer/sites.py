@@ -26,10 +26,7 @@ from .swaps import Point, Sizes
 
 Values = dict[str, Tensor]
 
-SIZE_ADVICE = (
-    "If it is the size of a k-hot site, give that site a prior over its size instead: "
-    "ConditionalPoisson(logits=logits, k=(low, high, log_prior))"
-)
+PRIOR_OVER_SIZE = "a prior over its size instead: ConditionalPoisson(logits=logits, k=(low, high, log_prior))"
 
 
 @dataclass(frozen=True)
@@ -218,6 +215,11 @@ def _log_prob(term: Any) -> Tensor:
     return wide(log_prob)
 
 
+def total_log_prob(trace: Any) -> Tensor:
+    """The log joint density of a trace, with the terms and their sum at least in float32."""
+    return functools.reduce(operator.add, (_log_prob(term).sum() for term in terms_from(trace)))
+
+
 def terms_from(trace: Any, name: str | None = None) -> list[Any]:
     """The sites, all or from this one onwards, that contribute to the log joint density, in the model's order."""
     nodes = list(trace.nodes.values())
@@ -277,6 +279,7 @@ def latent_sites(trace: Any) -> Latents:
         else:
             raise TypeError(
                 f"KHotSwap moves sampling designs and, with `continuous`, continuous sites, but {name!r} has the "
-                f'distribution {fn}; infer={{"enumerate": "parallel"}} sums such a site out. {SIZE_ADVICE}'
+                f'distribution {fn}; infer={{"enumerate": "parallel"}} sums such a site out. '
+                f"If it is the size of a k-hot site, give that site {PRIOR_OVER_SIZE}"
             )
     return found

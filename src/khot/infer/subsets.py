@@ -67,21 +67,28 @@ def _categorical(design: SamplingDesign) -> Categorical:
     """The law of the number of a subset, for a design in the dtype of the computation."""
     n, sizes = design.event_shape[0], design.sizes("subset_categorical")
     counts = {k: math.comb(n, k) for k in sizes}
-    if max(counts.values(), default=0) > MAX_SUPPORT:
+    most = max(counts.values()) if counts else 1  # torch.compile does not know `default=1`
+    if most > MAX_SUPPORT:
         k, count = max(counts.items(), key=lambda item: item[1])
         raise ValueError(
             f"`design` must have at most {MAX_SUPPORT} subsets for subset_categorical, but C({n}, {k}) = {count}"
         )
-    number = torch.arange(max(counts.values(), default=1), device=design.k.device)
+    number = torch.arange(most, device=design.k.device)
     number = number.view(-1, *(1,) * len(design.batch_shape))
     if len(sizes) == 1:
         support = k_hot_vectors_of_rank(n, sizes[0], number, design.parameter.detach())
-        return Categorical(logits=design.log_prob(support).movedim(0, -1))
+        return _of_logits(design.log_prob(support))
     own_count = _subsets(n, design.k)
     rank = torch.minimum(number, own_count - 1)
     support = k_hot_vectors_of_rank(n, design.k, rank, design.parameter.detach())
     log_prob = design.log_prob(support).masked_fill(number >= own_count, -torch.inf)
-    return Categorical(logits=log_prob.movedim(0, -1))
+    return _of_logits(log_prob)
+
+
+def _of_logits(log_prob: Tensor) -> Categorical:
+    """The law of the first index; without checks in compiled code, where Dynamo cannot trace those of torch."""
+    validate_args = False if torch.compiler.is_compiling() else None
+    return Categorical(logits=log_prob.movedim(0, -1), validate_args=validate_args)
 
 
 def subset_vector(index: int | Tensor, n: int, k: int | Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
