@@ -11,7 +11,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
-from torch._functorch.pyfunctorch import coerce_cinterpreter
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function, forward_ad
 from torch.distributions import Distribution
@@ -136,6 +135,8 @@ def traced_transforms() -> tuple[str, ...]:
     top = functorch.peek_interpreter_stack()
     if not isinstance(top, functorch.CInterpreter):  # to Dynamo it is never None
         return ()
+    from torch._functorch.pyfunctorch import coerce_cinterpreter  # takes long; the compiler has imported it
+
     innermost = coerce_cinterpreter(top)
     with innermost.lower():
         return (innermost.key().name, *traced_transforms())
@@ -143,7 +144,9 @@ def traced_transforms() -> tuple[str, ...]:
 
 def leave_graph() -> None:
     """Ends the graph that Dynamo is tracing: eager code goes on, or ``fullgraph=True`` raises."""
-    torch._dynamo.graph_break()
+    from torch._dynamo import graph_break  # takes long; the compiler has imported it
+
+    graph_break()
 
 
 def runs_unwatched() -> bool:

@@ -148,9 +148,15 @@ def _slope(
     return each.sum_to_size(spread.shape).masked_fill(spread == 0, 0.0)
 
 
-@torch.compiler.disable  # a graph would lose the second derivative
 def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
     """Covariance of the k-hot vector, ``(*batch, n, n)``: the Jacobian, at t = 0, of the mean of e^<t, x> P(x)."""
+    if torch.compiler.is_compiling():  # a graph would lose the second derivative
+        found: Tensor = torch.compiler.disable(_covariance)(probs, k)
+        return found
+    return _covariance(probs, k)
+
+
+def _covariance(probs: Tensor, k: int | Tensor) -> Tensor:
     probs = balance(probs, number_on(probs.device, k))
     logits = log_odds(probs)
     certain = logits.isinf()

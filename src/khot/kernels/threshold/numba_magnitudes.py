@@ -19,7 +19,8 @@ from .numba_scale import Scale
 
 OVERSHOOT = 2**-10  # relative to the step at which the last pooled entry leaves, so that it becomes an exact zero
 SHRINK_STEPS = 7
-SMALLEST = {np.float32: 2.0**-100, np.float64: 2.0**-900}  # thresholds and scales above which nothing overflows
+SMALLEST = 2.0**-900  # thresholds above which no float64 underflows
+NARROWEST = {np.float32: 2.0**-126, np.float64: 2.0**-900}  # scales above which one over the scale does not overflow
 LARGEST = 2.0**40  # entries above which powers lose digits in float32
 
 
@@ -78,11 +79,11 @@ def _root_filler(variant: str, real: Real) -> Compiled:
 
 def ordinary_place(real: Real) -> Compiled:
     """``(t, s, q)``: whether the loop can compute with this threshold and its scale."""
-    smallest = SMALLEST[real]
+    narrowest = NARROWEST[real]
 
     @per_row
     def is_ordinary(t, s, q):
-        return t == 0 or (t > smallest and s * _power(t, 1 / q) > smallest)
+        return t == 0 or (t > SMALLEST and s * _power(t, 1 / q) > narrowest)
 
     return is_ordinary
 
@@ -255,8 +256,8 @@ def gradient_of(link: NumbaLink, variant: str, real: Real) -> Compiled:
         for i in range(0, n, CHUNK):
             left += _pull_from(near, g[i : i + CHUNK], out[i : i + CHUNK])
         # The mean is that of the pooled entries, and the others follow the threshold with a cotangent of 0.
-        shift = (near * (shares / rate) - left) / weight if weight > 0 else 0.0
-        mean, centre = near - shift, (near, real(shift))
+        whole = weight if weight > 0 else 1.0
+        mean, centre = (near * total + left) / whole, (near, real((near * (shares / rate) - left) / whole))
         for i in range(0, n, CHUNK):
             part, given, result = a[i : i + CHUNK], g[i : i + CHUNK], out[i : i + CHUNK]
             u = roots[: part.shape[0]]
