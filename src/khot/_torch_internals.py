@@ -71,11 +71,9 @@ _EAGER = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_loca
 def for_transforms() -> AbstractContextManager[Any]:
     """A context for calls of transforms of torch.func, outside inference mode, where those of torch 2.6 are wrong.
 
-    They work on tensors made in that mode, too. What they return is to be called in such a context as well. Graphs do
-    not depend on the mode, and a compiler cannot ask for it.
+    They work on tensors made in that mode, too. What they return is to be called in such a context as well.
     """
-    inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
-    return _for_transforms() if inference else nullcontext()
+    return nullcontext() if may_record() else _for_transforms()
 
 
 @contextmanager

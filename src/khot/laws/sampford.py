@@ -157,6 +157,7 @@ def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
 
 
 def _covariance(probs: Tensor, k: int | Tensor) -> Tensor:
+    """The same in eager code."""
     probs = balance(probs, number_on(probs.device, k))
     logits = log_odds(probs)
     certain = logits.isinf()

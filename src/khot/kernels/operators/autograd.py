@@ -45,7 +45,8 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any], *, of_m
         function: A Function without ``jvp``, which saves what the rule needs.
         jvp: Rule ``jvp(ctx, saved, *tangents)`` in differentiable operations. It uses ``saved`` in place of
             ``ctx.saved_tensors``, which inside a rule still carry the tangents of its own level.
-        of_map: Whether users differentiate it with nothing of the library around it, which graphs must allow for.
+        of_map: Whether transforms of torch.func in a graph may reach it. Others are reached through the methods of
+            designs, which end the graph.
 
     Returns:
         ``apply(*args, call=None)``, where ``call`` is the kind of the call if it is known already.
@@ -63,7 +64,7 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any], *, of_m
     def apply(*args: Any, call: Call | None = None) -> Any:
         call = call_of(*args) if call is None else call
         if call.is_compiling:
-            return function.apply(*(for_traced_transforms(args) if of_map else args))
+            return function.apply(*(_for_traced_transforms(args) if of_map else args))
         if not call.is_plain:
             return in_both_modes.apply(*args)
         if wants_gradient(*args):
@@ -74,7 +75,7 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any], *, of_m
     return apply
 
 
-def for_traced_transforms(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _for_traced_transforms(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of a Function that Dynamo traces, such that transforms of torch.func do not lose its derivatives.
 
     The graph ends at transforms that do.

@@ -134,7 +134,7 @@ def far_shares_of(far: FarTail | None, compact: bool, real: Real) -> Compiled:
         for i in range(shares.shape[0]):
             shares[i] = 0
         if left == -np.inf and (compact or right == np.inf):
-            return True  # without items, or for `compact` without items below, nothing holds the threshold
+            return True  # nothing holds the threshold: there are no items, or for a compact link none below
         if left > -np.inf and not (compact and right < np.inf):
             of_left, tails_left = side(x, k, -1.0, np.float64(left), below, inverse, shares)
         if right < np.inf:

@@ -97,7 +97,7 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
                 how = how if is_ordinary(a, s, law[0]) and highest(items) < magnitudes.LARGEST else LOST
             elif absolute and a + c * s <= 0:
                 a = c = 0.0
-            if not abs(real(c)) < np.inf:  # in float32 too, in which all z are computed
+            if not abs(real(c)) < np.inf:  # it overflows in the dtype in which z is computed
                 how = LOST
             if how == FOUND and y != 0:
                 fill(row, size, Place(a, c, s, law[0]), ys[r, :finite])

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..cpu.loops import inlined, per_row, specialised, summed
 from ..cpu.maths import EXP, LOG, Real
-from ..cpu.rows import CHUNK, Origin, difference, distance
+from ..cpu.rows import CHUNK, Origin, difference, distance, pull_from
 from ..links.base_numba import Compiled, NumbaLink
 from ..links.clipped_power_numba import power_below
 from .numba_scale import Scale
@@ -199,15 +199,6 @@ def _slopes_of(link: NumbaLink, real: Real) -> Compiled:
     return slopes
 
 
-@summed
-def _pull_from(mean, g, slopes):
-    """The sum of f (g - mean), which has more digits than that of f g if the cotangents are nearly equal."""
-    total = mean - mean
-    for i in range(g.shape[0]):
-        total += slopes[i] * difference(g[i], mean)
-    return total
-
-
 def _pull_back_of(variant: str, real: Real) -> Compiled:
     """``(a, origin, g, u, centre, rate, s, q, out)``: replaces slopes with dL/da, given the roots u.
 
@@ -254,7 +245,7 @@ def gradient_of(link: NumbaLink, variant: str, real: Real) -> Compiled:
         weight = total + shares / rate
         near = real(pull / total if total > 0 else 0.0)
         for i in range(0, n, CHUNK):
-            left += _pull_from(near, g[i : i + CHUNK], out[i : i + CHUNK])
+            left += pull_from(g[i : i + CHUNK], out[i : i + CHUNK], near)
         # The mean is that of the pooled entries, and the others follow the threshold with a cotangent of 0.
         whole = weight if weight > 0 else 1.0
         mean, centre = (near * total + left) / whole, (near, real((near * (shares / rate) - left) / whole))

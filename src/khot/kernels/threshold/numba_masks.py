@@ -9,7 +9,7 @@ import numpy as np
 
 from ..cpu.loops import inlined, per_row, summed
 from ..cpu.maths import Real
-from ..cpu.rows import CHUNK, Origin, difference, distance, dot, highest, lowest, total_of
+from ..cpu.rows import CHUNK, Origin, distance, dot, highest, lowest, pull_from, total_of
 from ..links.base_numba import Compiled, NumbaLink
 from .gaps import UNDERFLOW
 from .numba_counting import place_of
@@ -102,13 +102,6 @@ def gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
             pull += w * g[i]
         return total, pull
 
-    @summed
-    def rest(g, w, mean):
-        total = real(0)
-        for i in range(g.shape[0]):
-            total += w[i] * difference(g[i], mean)
-        return total
-
     @per_row
     def gradient(x, g, place, idle, with_k, with_scale, buffer, out):
         n, total, pull, left, size, inverse = x.shape[0], 0.0, 0.0, 0.0, 1.0, 1 / place.s
@@ -129,7 +122,7 @@ def gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
             largest = highest(out)
             top = place_of(out, largest) if largest > DOMINANT * total else -1
             for i in range(0, n, CHUNK):  # again, since nearly equal cotangents lose digits in the first pass
-                left += rest(g[i : i + CHUNK], out[i : i + CHUNK], mean)
+                left += pull_from(g[i : i + CHUNK], out[i : i + CHUNK], mean)
             left /= total
         factor, remainder = real(size if with_scale else size * inverse), real(left)
         for i in range(n):
