@@ -12,7 +12,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from khot.kernels.call import is_first_derivative
 from khot.kernels.count import (
@@ -102,7 +101,7 @@ def sizes_around(probs: Tensor, low: Tensor, high: Tensor) -> SizeRange:
 
 
 def solve_range_logits(probs: Tensor, sizes: SizeRange) -> Tensor:
-    """Logits of the law of several sizes with inclusion probabilities ``probs``, once differentiable in these.
+    """Logits of the law of several sizes with inclusion probabilities ``probs``, differentiable in these to any order.
 
     Args:
         probs: ``(*batch, n)`` in [0, 1], each row a mean of vectors of these sizes.
@@ -140,26 +139,46 @@ class _RangeLogits(Function):
         ctx.save_for_backward(output, *tensors)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
         logits, probs, low, high = ctx.saved_tensors
-        single, v = low == high, torch.zeros_like(logits)
+        single, v = low == high, torch.zeros_like(probs)
         if single.any():
-            v[single] = _pull_back(
-                logits[single], probs[single], low[single], CONDITIONAL_POISSON.name, ctx.goal,
-                grad_output[single],
-            )  # fmt: skip
+            family, right = CONDITIONAL_POISSON.name, grad_output[single]
+            v[single] = _pull_back(logits[single], probs[single], low[single], family, ctx.goal, right)
         if not single.all():
-            rows, b = logits[~single], grad_output[~single]
-            sizes = SizeRange(low[~single], high[~single])
-            v[~single] = solve_system(
-                rows, interior_of(b, rows.isfinite()), sizes, RANGE, max(CG_TOLERANCE, ctx.goal), None
-            )
+            rows, right = logits[~single], grad_output[~single]
+            b = interior_of(right, rows.isfinite())
+            v[~single] = _RangeSystem.apply(rows, b, low[~single], high[~single], ctx.goal)
         return v, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
         return cast(Tensor, _RangeLogits.apply(*move_batch_first(info.batch_size, in_dims, args))), 0
+
+
+class _RangeSystem(Function):
+    """v with C v = b over the finite logits, in rows of several sizes, where C is not singular; v is 0 elsewhere."""
+
+    @staticmethod
+    def forward(logits: Tensor, b: Tensor, low: Tensor, high: Tensor, goal: float) -> Tensor:
+        return solve_system(logits, b, SizeRange(low, high), RANGE, max(CG_TOLERANCE, goal), None)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        logits, _, low, high, ctx.goal = inputs
+        ctx.family = CONDITIONAL_POISSON.name
+        ctx.save_for_backward(logits, output, low, high)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        logits, v, low, high = ctx.saved_tensors
+        u = _RangeSystem.apply(logits, interior_of(grad_output, logits.isfinite()), low, high, ctx.goal)
+        ctx.k = SizeRange(low, high)
+        return -_third_order(ctx, logits, v)(u), u, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        return cast(Tensor, _RangeSystem.apply(*move_batch_first(info.batch_size, in_dims, args))), 0
 
 
 def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor) -> Tensor:
