@@ -26,9 +26,10 @@ from khot import (
 )
 from khot.constraints import k_hot
 from khot.estimators import unordered_set
-from khot.laws import inverse, inverse_newton
+from khot.laws import inverse_newton, inverse_range
 from khot.laws.conditional_poisson import inclusion_probabilities
-from khot.laws.inverse import RANGE, sizes_around, solve_range_logits
+from khot.laws.inverse_newton import RANGE
+from khot.laws.inverse_range import sizes_around, solve_range_logits
 from tests import gof
 from tests.inputs import normal
 
@@ -312,7 +313,7 @@ def test_reinmax_makes_few_trees(monkeypatch, n, sizes):
         evaluations.append(k)
         return RANGE.scores(logits, k)
 
-    monkeypatch.setattr(inverse, "RANGE", RANGE._replace(scores=scores))
+    monkeypatch.setattr(inverse_range, "RANGE", RANGE._replace(scores=scores))
     monkeypatch.setattr(inverse_newton, "_newton", None)  # its systems take longer
     logits = normal(8, n, dtype=torch.float32).requires_grad_()
     torch.manual_seed(0)

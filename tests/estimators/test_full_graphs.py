@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from khot import IMLE
+from khot import IMLE, ConditionalPoisson, reinmax
 from tests.registry import FUNCTIONS, PERTURBED
 
 pytestmark = pytest.mark.needs_torch("2.8")  # compiled designs
@@ -45,3 +45,12 @@ def test_functions(case):
 def test_steps_of_rows():
     step = LOGITS.new_tensor([0.5, 2.0])
     check_full_graph(lambda x: (IMLE(logits=x, k=2, step=step).rsample((3,)) * WEIGHTS).sum().square())
+
+
+@pytest.mark.needs_torch("2.11")  # in 2.9 a backward pass cannot transform a function with its own derivative
+@pytest.mark.parametrize("sizes", [(1, 3), (0, 5)], ids=str)
+def test_reinmax_with_a_range_of_sizes(sizes):
+    def f(value):
+        return (value * WEIGHTS).sum(-1).square()
+
+    check_full_graph(lambda x: reinmax(ConditionalPoisson(logits=x, k=sizes), f, 3).sum())

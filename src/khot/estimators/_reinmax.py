@@ -17,7 +17,8 @@ from khot.distributions.base import column, draw
 from khot.distributions.design import Relaxation
 from khot.kernels.links.base import Link
 from khot.laws.conditional_poisson import inclusion_probabilities, times_covariance
-from khot.laws.inverse import sizes_around, solve_range_logits, times_covariance_at
+from khot.laws.inverse import times_covariance_at
+from khot.laws.inverse_range import sizes_around, solve_range_logits
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.linked import link_of
 
