@@ -282,7 +282,7 @@ class BatchTopK(CountsIdleUnits):
         return torch.where(scores.to(dtype) > threshold.to(dtype), x, nothing.to(x.dtype))
 
     def to_jumprelu(self) -> JumpReLU:
-        """The module that it amounts to in evaluation, without training state."""
+        """The equivalent module for evaluation, without training state."""
         if self.threshold is None:
             raise RuntimeError("BatchTopK has no threshold with track_running_stats=False, and JumpReLU needs one")
         if bool(self.threshold.isnan()):

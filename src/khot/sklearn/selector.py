@@ -60,8 +60,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     merged into one row with one draw per step.
 
     Features are standardised internally; :meth:`transform` returns columns of its input. Training runs in single
-    precision on the CPU, whatever the modes of torch around it, such as autocast, and its default dtype and device. It
-    does not change the state of torch's random number generator.
+    precision on the CPU, regardless of torch's default dtype and device and of modes such as autocast. It does not
+    change the state of torch's random number generator.
 
     Args:
         n_features_to_select: How many features to select: ``"learned"``, the default, for those that are worth their
