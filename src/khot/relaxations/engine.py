@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from khot._validation import check_k, check_scores, check_softness
+from khot._validation import check_k, check_scores, check_softness, described
 from khot.kernels import threshold
 from khot.kernels.call import Call
 from khot.kernels.exact.rows import Threshold, in_rows_of, numbers_of_rows, with_an_item
@@ -153,6 +153,7 @@ def capped_simplex_map(
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
 
     Raises:
+        TypeError: If ``link`` is not a :class:`Link`.
         ValueError: If ``k`` or ``scale`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are
             unmasked. See :mod:`khot.relaxations`.
 
@@ -164,5 +165,5 @@ def capped_simplex_map(
         tensor([0.2689, 0.5000, 0.7311])
     """
     if not isinstance(link, Link):
-        raise TypeError(f"`link` must be a khot.relaxations.Link, but got {link!r}")
+        raise TypeError(f"`link` must be a khot.relaxations.Link, but got {described(link, Link)}")
     return ThresholdMap(link, "scale", MASK).apply(_call, x, k, scale, dim)
