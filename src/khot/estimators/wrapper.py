@@ -306,5 +306,5 @@ def substitute_gradient(value: Tensor, x: Tensor, pull_back: Callable[..., Tenso
     If ``pull_back`` is differentiable in g and in constants that have a gradient, so is the result, to any order.
     """
     if torch.compiler.is_compiling() and not wants_gradient(x):
-        return value.detach()  # as Dynamo cannot trace a Function with any number of arguments that has no gradient
+        return value.detach()  # Dynamo cannot trace a Function with variadic arguments if nothing needs a gradient
     return _Substitute.apply(value.detach(), x.expand(value.shape), pull_back, *constants)
