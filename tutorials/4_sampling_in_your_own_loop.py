@@ -3,8 +3,9 @@ Differentiable sampling in your own training loop
 =================================================
 
 You have a loss that depends on a *choice*, and want to find a good choice by gradient descent. This tutorial adds
-random choices to an ordinary PyTorch loop. It needs neither a probabilistic model nor Pyro. You will write the loop,
-look inside one step of it, measure which gradient estimator suits your loss, and handle a loss that has no derivative.
+random choices to an ordinary PyTorch loop. You need neither a probabilistic model nor any knowledge of Pyro. You will
+write the loop, look inside one step of it, measure which gradient estimator suits your loss, and handle a loss that has
+no derivative.
 
 The problem: at which 6 of 49 places of a square field should we put thermometers, so that the temperature of the whole
 field is known best? There are 14 million possible answers.
@@ -227,8 +228,9 @@ print("the same:", first.item() == again.item())
 # -----------
 #
 # * Ask for 20 thermometers. Does the learned choice still keep up with greedy search?
-# * Use ``Pivotal`` instead of ``ConditionalPoisson``. It is faster for long rows. It has no entropy, so remove that
-#   line.
+# * Use ``Pivotal`` and ``reinmax`` instead of ``ConditionalPoisson`` and ``score_function``. Draws of long rows are
+#   faster. ``Pivotal`` has no log-probability, entropy or mode: remove the entropies, and take the ``topk_mask`` of the
+#   logits as the choice.
 # * Let a network compute the logits, one row for each of many fields with different covariances. The loop stays as it
 #   is, because designs come in batches.
 torch.set_default_dtype(torch.float32)

@@ -58,7 +58,7 @@ def bad_cut_designs_raise_on_all_ranks():
             design_class(probs=spread(probs, [S(1)]))
         with pytest.raises(ValueError, match="k=10 with n=9"):
             design_class(logits=spread(normal(4, 9), [S(1)]), k=10)
-    with pytest.raises(ValueError, match="`k` must lie between the number of infinite"):
+    with pytest.raises(ValueError, match="`k` must lie between the number of `logits` equal to inf"):
         GumbelTopK(logits=spread(torch.full((4, 9), -torch.inf), [S(1)]), k=2)
     for design_class in (GumbelTopK, ConditionalPoisson):
         design, unchecked = (

@@ -82,7 +82,7 @@ def test_infinite_logits():
     torch.testing.assert_close(design.entropy(), rest.entropy())
     value = design.sample((200,))
     assert (value[:, 0] == 1).all() and (value[:, 2] == 0).all()
-    with pytest.raises(ValueError, match="number of infinite `logits`, 1.*above -inf, 4.*k=0"):
+    with pytest.raises(ValueError, match="number of `logits` equal to inf, 1.*above -inf, 4.*k=0"):
         ConditionalPoisson(logits=design.logits, k=0, validate_args=True)
 
 

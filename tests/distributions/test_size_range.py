@@ -26,9 +26,10 @@ from khot import (
 )
 from khot.constraints import k_hot
 from khot.estimators import unordered_set
-from khot.laws import inverse, inverse_newton
+from khot.laws import inverse_newton, inverse_range
 from khot.laws.conditional_poisson import inclusion_probabilities
-from khot.laws.inverse import RANGE, sizes_around, solve_range_logits
+from khot.laws.inverse_newton import RANGE
+from khot.laws.inverse_range import sizes_around, solve_range_logits
 from tests import gof
 from tests.inputs import normal
 
@@ -283,6 +284,26 @@ def test_reinmax_is_exact_for_quadratic_functions_of_one_unit():
     assert_close((1 - p) * slopes[0] + p * slopes[1], 3 * p * (1 - p))
 
 
+@pytest.mark.parametrize("sizes", [2, (1, 3), (0, 5)], ids=str)
+def test_reinmax_has_higher_derivatives(sizes):
+    """Those of the gradient at given draws, against differences, also for rows at the ends of the range."""
+    value = torch.tensor([[1.0, 0, 1, 0, 0], [0, 1, 0, 1, 0]], dtype=torch.float64)
+    start, direction, weight = normal(3, 5)
+
+    def derivative(at, order):
+        place = torch.tensor(at, dtype=torch.float64, requires_grad=True)
+        design = ConditionalPoisson(logits=start + place * direction, k=sizes)
+        found = (ReinMax(design).attach_gradient(value) @ weight).sum()
+        for _ in range(order):
+            (found,) = torch.autograd.grad(found, place, create_graph=True)
+        return found.detach()
+
+    step = 1e-4
+    for order in (2, 3, 4):
+        differences = (derivative(step, order - 1) - derivative(-step, order - 1)) / (2 * step)
+        torch.testing.assert_close(derivative(0.0, order), differences, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize(("n", "sizes"), [(10, (0, 10)), (32, (3, 8)), (60, (5, 9)), (60, (5, 20))], ids=str)
 def test_reinmax_makes_few_trees(monkeypatch, n, sizes):
     """To solve for the logits behind a draw takes a few evaluations of the inclusion probabilities, each of a tree."""
@@ -292,7 +313,7 @@ def test_reinmax_makes_few_trees(monkeypatch, n, sizes):
         evaluations.append(k)
         return RANGE.scores(logits, k)
 
-    monkeypatch.setattr(inverse, "RANGE", RANGE._replace(scores=scores))
+    monkeypatch.setattr(inverse_range, "RANGE", RANGE._replace(scores=scores))
     monkeypatch.setattr(inverse_newton, "_newton", None)  # its systems take longer
     logits = normal(8, n, dtype=torch.float32).requires_grad_()
     torch.manual_seed(0)
@@ -312,7 +333,7 @@ def test_logits_at_every_scale(n, sizes, scale):
 
 
 def test_logits_of_given_means():
-    """Points inside the hull, near its ends, and, in some rows, at them; once differentiable."""
+    """Points inside the hull, near its ends, and, in some rows, at them; differentiable more than once."""
     design = ConditionalPoisson(logits=LOGITS * torch.tensor([[1.0], [1.0], [9.0]]) + 9, k=(1, 3))
     torch.manual_seed(0)
     middle = (design.sample() + design.mean) / 2
@@ -322,6 +343,7 @@ def test_logits_of_given_means():
     probs = torch.tensor([[0.3, 0.4, 0.6], [0.5, 0.2, 0.3]], dtype=torch.float64, requires_grad=True)
     range_of = sizes_around(probs, torch.tensor([0, 0]), torch.tensor([2, 2]))
     assert torch.autograd.gradcheck(lambda p: solve_range_logits(p, range_of), probs)
+    assert torch.autograd.gradgradcheck(lambda p: solve_range_logits(p, range_of), probs)
     single = sizes_around(probs[1:], torch.tensor([1]), torch.tensor([2]))
     assert [end.item() for end in single] == [1, 1]
     solved = solve_range_logits(probs[1:], single)

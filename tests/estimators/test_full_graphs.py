@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from khot import IMLE
+from khot import IMLE, ConditionalPoisson, perturbed_topk, reinmax
 from tests.registry import FUNCTIONS, PERTURBED
 
 pytestmark = pytest.mark.needs_torch("2.8")  # compiled designs
@@ -24,9 +24,14 @@ def check_full_graph(loss):
         value = function(logits)
         return value.detach(), *torch.autograd.grad(value, logits)
 
+    def value_alone(function):
+        torch.manual_seed(0)
+        return function(LOGITS)
+
     torch._dynamo.reset()
-    found = outcome(torch.compile(loss, backend="eager", fullgraph=True))
-    torch.testing.assert_close(found, outcome(loss), rtol=1e-12, atol=1e-12)
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    torch.testing.assert_close(outcome(compiled), outcome(loss), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(value_alone(compiled), value_alone(loss), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", marked(c for c in PERTURBED if c.name != ADAPTIVE))
@@ -42,6 +47,19 @@ def test_functions(case):
     check_full_graph(lambda x: case.estimate(case.design(logits=x, k=2), f, 3).sum())
 
 
+def test_perturbed_map():
+    check_full_graph(lambda x: (perturbed_topk(x, 2, num_samples=4) * WEIGHTS).sum().square())
+
+
 def test_steps_of_rows():
     step = LOGITS.new_tensor([0.5, 2.0])
     check_full_graph(lambda x: (IMLE(logits=x, k=2, step=step).rsample((3,)) * WEIGHTS).sum().square())
+
+
+@pytest.mark.needs_torch("2.11")  # in 2.9 a backward pass cannot transform a function with its own derivative
+@pytest.mark.parametrize("sizes", [(1, 3), (0, 5)], ids=str)
+def test_reinmax_with_a_range_of_sizes(sizes):
+    def f(value):
+        return (value * WEIGHTS).sum(-1).square()
+
+    check_full_graph(lambda x: reinmax(ConditionalPoisson(logits=x, k=sizes), f, 3).sum())

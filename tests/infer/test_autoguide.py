@@ -271,7 +271,7 @@ def one_site(fn):
         (TypeError, "`init_scale`", rows, {"init_scale": "small"}),
         (ValueError, "`init_scale` must be finite and at least 0, but got -1", rows, {"init_scale": -1}),
         (TypeError, "'x' has the distribution Normal.*AutoGuideList", one_site(dist.Normal(0.0, 1.0)), {}),
-        (TypeError, "'x' has the distribution PhantomUnit", one_site(PhantomUnit(Brewer, logits=torch.zeros(4))), {}),
+        (TypeError, "PhantomUnit.*by hand", one_site(PhantomUnit(Brewer, logits=torch.zeros(4))), {}),
         (ValueError, "`model` must have a latent k-hot site", lambda: None, {}),
         (NotImplementedError, "plate 'rows' subsamples the rows of 'x', which differ in `k`", subsampled_sizes, {}),
     ],

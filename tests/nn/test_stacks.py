@@ -171,7 +171,7 @@ def test_transforms_of_a_batch_topk_without_running_statistics(options):
         of_one = {name: value[i] for name, value in mapped.items()}
         torch.testing.assert_close(of_one, torch.func.grad(loss)(parameters, batch))
     assert torch.equal(module.eval()(X), module.train()(X))
-    with pytest.raises(RuntimeError, match="no threshold"):
+    with pytest.raises(RuntimeError, match="no threshold with track_running_stats=False"):
         module.to_jumprelu()
     with pytest.raises(ValueError, match="`n` counts dead units"):
         BatchTopK(2, n=N, track_running_stats=False)

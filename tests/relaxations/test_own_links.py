@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from khot import Link, capped_simplex_map, soft_permutation
+from khot import Link, Logistic, capped_simplex_map, soft_permutation
 from tests.inputs import normal
 
 
@@ -69,3 +69,8 @@ def test_values_at_any_sum(link, scale):
 def test_gaps(gap):
     x = torch.tensor([0.0, gap], dtype=torch.float64)
     torch.testing.assert_close(capped_simplex_map(x, 1, 1.0, link=Uniform()), (x > 0).double())
+
+
+def test_a_class_is_not_a_link():
+    with pytest.raises(TypeError, match=r"`link` must be .* the class Logistic: pass an instance, Logistic\("):
+        capped_simplex_map(torch.zeros(3), 1, link=Logistic)

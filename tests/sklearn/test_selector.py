@@ -250,10 +250,10 @@ def test_in_a_pipeline_and_a_grid_search():
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"n_features_to_select": 0}, ValueError, r"`n_features_to_select` must lie in \[1, inf\), but got 0"),
-        ({"n_features_to_select": 1.0}, ValueError, r"`n_features_to_select` must lie in \(0, 1\), but got 1.0"),
-        ({"n_features_to_select": "all"}, ValueError, "`n_features_to_select` must be a number or 'learned'"),
-        ({"n_features_to_select": True}, TypeError, "`n_features_to_select` must be an int, but got True"),
+        ({"n_features_to_select": 0}, ValueError, "an int of at least 1, or a fraction .* but got 0"),
+        ({"n_features_to_select": 1.0}, ValueError, r"or a fraction in \(0, 1\), but got 1.0"),
+        ({"n_features_to_select": "all"}, ValueError, "`n_features_to_select` must be 'learned', an int"),
+        ({"n_features_to_select": True}, TypeError, "`n_features_to_select` must be .*, but got True"),
         ({"task": "ranking"}, ValueError, "`task` must be 'auto', 'classification' or 'regression'"),
         ({"predictor": "deep"}, ValueError, "`predictor` must be 'linear' or 'hidden'"),
         ({"predictor": torch.nn.Linear(4, 3)}, ValueError, r"`predictor` must map \(rows, 4\) to \(rows, 2\)"),

@@ -72,8 +72,8 @@ class CheckedDesign(EnumeratedDesign):
         if wrong.any():
             low, high = self.k[wrong][0], self.largest_k[wrong][0]
             raise ValueError(
-                f"`k` must lie between the number of infinite `logits`, {included[wrong][0]}, "
-                f"and of those above -inf, {possible[wrong][0]}, but got k={low if low == high else (low, high)}"
+                f"`k` must lie between the number of `logits` equal to inf, {included[wrong][0]}, "
+                f"and that of those above -inf, {possible[wrong][0]}, but got k={low if low == high else (low, high)}"
             )
 
     def _validate_sample(self, value: Tensor) -> None:

@@ -247,7 +247,10 @@ class ConditionalPoisson(SamplingDesign):
 
     @property
     def mode(self) -> Tensor:
-        """The k-hot vector of the k largest logits. In a range, k is the number of positive ones, or the nearer end."""
+        """The most probable vector, which has the k largest logits.
+
+        In a range, k is the number of positive logits, or the nearer end. A prior over the size is taken into account.
+        """
         if not self.size_varies:
             return topk_mask(self.parameter, self.size)
         if self.log_prior is not None:

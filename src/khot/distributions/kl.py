@@ -114,7 +114,8 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
     if terms > MAX_TERMS:
         raise NotImplementedError(
             f"the divergence of {type(p).__name__} from {type(q).__name__} enumerates up to {MAX_TERMS} vectors, but "
-            f"there are {terms}; from a design with an entropy to ConditionalPoisson it is known at any size"
+            f"there are {terms}; to ConditionalPoisson it is known at any size, from designs whose entropy needs no "
+            "enumeration"
         )
     if p.event_shape != q.event_shape:
         raise ValueError(f"a divergence needs the same number of units, but got {p.event_shape} and {q.event_shape}")

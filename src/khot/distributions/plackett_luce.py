@@ -30,7 +30,7 @@ class PlackettLuce(SpreadDesign):
         \frac{e^{\theta_{v_j}}}{\sum_{i \notin \{v_1, \dots, v_{j-1}\}} e^{\theta_i}}
 
     A value contains indices, long and of shape ``(..., k)``, in the order of choice; with ``k = n`` it is a ranking of
-    all units. The set of chosen units has the law of :class:`~khot.GumbelTopK`, whose ``mean`` has the inclusion
+    all units. The set of chosen units has the law of :class:`~khot.GumbelTopK`, whose ``mean`` gives the inclusion
     probabilities; ``to_khot`` turns values into k-hot vectors. ``logits`` are the log-weights :math:`\theta`; adding a
     constant to a row changes nothing. Fitted to data through ``log_prob``, this is the usual model of rankings, or with
     k less than n of the first choices only.

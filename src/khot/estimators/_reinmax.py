@@ -17,7 +17,8 @@ from khot.distributions.base import column, draw
 from khot.distributions.design import Relaxation
 from khot.kernels.links.base import Link
 from khot.laws.conditional_poisson import inclusion_probabilities, times_covariance
-from khot.laws.inverse import sizes_around, solve_range_logits, times_covariance_at
+from khot.laws.inverse import times_covariance_at
+from khot.laws.inverse_range import sizes_around, solve_range_logits
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.linked import link_of
 
@@ -50,7 +51,7 @@ class ReinMax(DesignWrapper):
     On :class:`~khot.ConditionalPoisson`, whose logits are natural parameters, J is the covariance of the design with
     inclusion probabilities :math:`\pi`. :math:`J(\pi_1)` needs the logits of another design for every draw, found by
     solving an equation: this is exact, but takes several times as long as a draw. With a range of sizes, J is the
-    covariance of the law of these sizes, and the size is learned too; third derivatives are not available.
+    covariance of the law of these sizes, and the size is learned too.
 
     On :class:`~khot.PhantomUnit`, x and :math:`\pi` include the phantom, which keeps their sum fixed, and the size is
     learned too. Where their sum is an integer, the change of the size has the straight-through gradient. The logits are

@@ -89,6 +89,9 @@ class PerturbedScores(SamplingDesign):
         """The top k of the unperturbed scores, the most probable vector if all units have the same noise."""
         return self.top(self.logits)
 
+    def _unavailable(self, wanted: str, of_what: str = "") -> NotImplementedError:
+        return NotImplementedError(f"the {wanted} of the top k of perturbed scores is not known")
+
     @one_operation
     def perturb(self, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
         """Perturbed scores of this shape, without gradient; at least in float32, which separates equal logits."""

@@ -18,6 +18,7 @@ from khot._validation import check_flag, check_positive_contents, checked_positi
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution
 from khot.kernels.exact.rows import compute_dtype
+from khot.kernels.operators.autograd import wants_gradient
 
 # How far rounding may separate the inclusion probabilities of two laws, relative to their size, in units of eps. Never
 # less than for float32, whose results are also compared in float64, and never more, since half types have few digits.
@@ -304,4 +305,6 @@ def substitute_gradient(value: Tensor, x: Tensor, pull_back: Callable[..., Tenso
 
     If ``pull_back`` is differentiable in g and in constants that have a gradient, so is the result, to any order.
     """
+    if torch.compiler.is_compiling() and not wants_gradient(x):
+        return value.detach()  # Dynamo cannot trace a Function with variadic arguments if nothing needs a gradient
     return _Substitute.apply(value.detach(), x.expand(value.shape), pull_back, *constants)

@@ -19,7 +19,7 @@ from torch.distributions import constraints
 from khot._contents import can_look
 from khot._notes import feels_between_vertices
 from khot._validation import check_function, checked_real
-from khot.distributions import ConditionalPoisson, SamplingDesign
+from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.estimators import ReinMax
 from khot.estimators.wrapper import check_estimator, wide
 from khot.kernels.threshold import solve_threshold
@@ -126,6 +126,11 @@ class AutoKHot(AutoGuide):
         trace: Any = self.prototype_trace
         for name, node in trace.iter_stochastic_nodes():
             fn, frames = node["fn"], node["cond_indep_stack"]
+            if isinstance(base_law(fn), PhantomUnit):
+                raise TypeError(
+                    f"AutoKHot is for designs of fixed sizes, but {name!r} has the distribution {fn}; for random sizes "
+                    "use ConditionalPoisson(logits=logits, k=(low, high)), or write the guide of this site by hand"
+                )
             if not is_khot(fn):
                 raise TypeError(
                     f"AutoKHot is for k-hot sites, but {name!r} has the distribution {fn}; combine it with a guide of "

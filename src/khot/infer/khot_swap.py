@@ -92,8 +92,8 @@ class KHotSwap(MCMCKernel):
             is adapted during warm-up. It is 1 if the size is not fixed, and if rows do not factorise.
         chains: Number of chains in a batch; None for one chain, for a model that takes no further dimension.
         jit_compile: Whether to record the tensor operations of the log joint density once, and to replay them without
-            the model. For small models this is several times faster. The model must perform the same operations at all
-            values of its sites: without ``if x[0] > 0``, NumPy, random numbers, or state of its own.
+            the model. For small models this is about 1.5 times as fast. The model must perform the same operations at
+            all values of its sites: without ``if x[0] > 0``, NumPy, random numbers, or state of its own.
 
     Raises:
         TypeError: If an argument has the wrong type, or, in ``setup``, ``continuous`` gives no HMC or NUTS kernel, or a

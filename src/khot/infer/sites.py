@@ -271,7 +271,10 @@ def latent_sites(trace: Any) -> Latents:
         elif is_khot(fn):
             found.khot.append(name)
         elif isinstance(base_law(fn), PhantomUnit):
-            raise TypeError(f"KHotSwap is for k-hot sites of a fixed size, but {name!r} is a PhantomUnit")
+            raise TypeError(
+                f"KHotSwap is for designs of fixed sizes, but {name!r} is a PhantomUnit; for a random size, use "
+                "ConditionalPoisson(logits=logits, k=(low, high))"
+            )
         elif not fn.support.is_discrete:
             found.continuous.append(name)
         elif fn.has_enumerate_support and node["infer"].get("enumerate") == "parallel":

@@ -12,7 +12,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from khot.kernels.call import is_first_derivative
 from khot.kernels.count import (
@@ -34,21 +33,16 @@ from .inverse_newton import (
     CONDITIONAL_POISSON,
     FAMILIES,
     NO_SUM,
-    RANGE,
     Family,
     centred,
-    interior_of,
     solve_scores,
     solve_system,
     without_mean,
 )
-from .size_range import SizeRange
-from .tilted_tree import SLAB
+from .tilted_tree import SLAB, Size
 
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
 CERTAIN = 1e-150  # a probability this close to 1 counts as 1, before its products with the remainder underflow
-SUM_ROUNDING = 1e-12  # of a sum of probabilities
-NO_VARIANCE = 1e-30  # a probability below this counts as 0 if the size varies: nothing else depends on its unit
 WIDE = 30.0  # log-odds beyond which loops leave a row, since its small probabilities would have fewer digits there
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
 ROUNDING = 0.01  # of the precision of the given probabilities: digits that they do not have need not be solved for
@@ -88,78 +82,6 @@ def solve_logits(
     if log_odds is None:
         return cast(Tensor, _apply_solve(probs.double(), k, family.name, goal, None))
     return cast(Tensor, _apply_solve(sigmoid(log_odds), k, family.name, goal, log_odds.detach()))
-
-
-def sizes_around(probs: Tensor, low: Tensor, high: Tensor) -> SizeRange:
-    """The range of sizes of a law with these inclusion probabilities; a single end, if their sum rounds to it.
-
-    In a wider range, no finite logits have this mean; with that end alone, they do.
-    """
-    total = probs.detach().double().sum(-1)
-    rounding = SUM_ROUNDING * total.clamp(min=1.0)
-    at_low, at_high = total <= low + rounding, total >= high - rounding
-    return SizeRange(torch.where(at_high & ~at_low, high, low), torch.where(at_low, low, high))
-
-
-def solve_range_logits(probs: Tensor, sizes: SizeRange) -> Tensor:
-    """Logits of the law of several sizes with inclusion probabilities ``probs``, once differentiable in these.
-
-    Args:
-        probs: ``(*batch, n)`` in [0, 1], each row a mean of vectors of these sizes.
-        sizes: Integer tensors that broadcast with the batch shape, as :func:`sizes_around` returns them.
-
-    Returns:
-        ``(*batch, n)`` float64; infinite where a probability is 1 or 0 (or below 1e-30), without gradient.
-
-    Raises:
-        RuntimeError: If the iteration does not converge.
-    """
-    low, high = (number_on(probs.device, end).expand(probs.shape[:-1]) for end in sizes)
-    goal = max(RANGE.goal, ROUNDING * torch.finfo(probs.dtype).eps)
-    return cast(Tensor, _RangeLogits.apply(probs.double(), low, high, goal))
-
-
-class _RangeLogits(Function):
-    """Rows with a single size are solved separately; in the systems of the others no constants need to be removed."""
-
-    @staticmethod
-    def forward(probs: Tensor, low: Tensor, high: Tensor, goal: float) -> Tensor:
-        target = probs.log() - torch.log1p(-probs)
-        target = target.masked_fill(probs < NO_VARIANCE, -torch.inf)
-        single, logits = low == high, torch.empty_like(probs)
-        if single.any():
-            logits[single] = _apply_solve(probs[single], low[single], CONDITIONAL_POISSON.name, goal, None)
-        if not single.all():
-            rows, family = ~single, RANGE._replace(goal=goal)
-            logits[rows] = solve_scores(target[rows], SizeRange(low[rows], high[rows]), family)
-        return logits
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.goal = inputs
-        ctx.save_for_backward(output, *tensors)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
-        logits, probs, low, high = ctx.saved_tensors
-        single, v = low == high, torch.zeros_like(logits)
-        if single.any():
-            v[single] = _pull_back(
-                logits[single], probs[single], low[single], CONDITIONAL_POISSON.name, ctx.goal,
-                grad_output[single],
-            )  # fmt: skip
-        if not single.all():
-            rows, b = logits[~single], grad_output[~single]
-            sizes = SizeRange(low[~single], high[~single])
-            v[~single] = solve_system(
-                rows, interior_of(b, rows.isfinite()), sizes, RANGE, max(CG_TOLERANCE, ctx.goal), None
-            )
-        return v, None, None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        return cast(Tensor, _RangeLogits.apply(*move_batch_first(info.batch_size, in_dims, args))), 0
 
 
 def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor) -> Tensor:
@@ -221,7 +143,7 @@ class _CovarianceSolve(Function):
 
     @staticmethod
     def forward(logits: Tensor, b: Tensor, k: int | Tensor, family: str, goal: float) -> Tensor:
-        return cast(Tensor, _solve_covariance(logits, b, *_tensor_or_int(k), family, goal))
+        return cast(Tensor, solve_covariance(logits, b, *_tensor_or_int(k), family, goal))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -233,17 +155,18 @@ class _CovarianceSolve(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         logits, v = ctx.saved_tensors
         u = _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family, ctx.goal)
-        return -_third_order(ctx, logits, v)(u), u, None, None, None  # dv = C^-1 (db - dC v), up to a constant
+        change = third_order(ctx.family, logits, ctx.k, v)
+        return -change(u), u, None, None, None  # dv = C^-1 (db - dC v), up to a constant
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
         return _apply_covariance_solve(*move_batch_first(info.batch_size, in_dims, args)), 0
 
 
-def _third_order(ctx: Any, logits: Tensor, v: Tensor) -> Callable[[Tensor], Tensor]:
+def third_order(family: str, logits: Tensor, k: Size, v: Tensor) -> Callable[[Tensor], Tensor]:
     """The derivative of C v in the logits, a symmetric matrix, as a map."""
-    mean = FAMILIES[ctx.family].mean
-    return pull_back(lambda t, k: pull_back(mean, t, k)[1](v), logits, ctx.k)[1]
+    mean = FAMILIES[family].mean
+    return pull_back(lambda t, k: pull_back(mean, t, k)[1](v), logits, k)[1]
 
 
 def _solve_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor:
@@ -260,7 +183,7 @@ def _covariance_solve_jvp(ctx: Any, saved: list[Tensor], dlogits: Tensor | None,
     logits, v = saved
     change = torch.zeros_like(v) if db is None else db
     if dlogits is not None:
-        change = change - _third_order(ctx, logits, v)(dlogits)
+        change = change - third_order(ctx.family, logits, ctx.k, v)(dlogits)
     return cast(Tensor, _apply_covariance_solve(logits, change, ctx.k, ctx.family, ctx.goal))
 
 
@@ -320,7 +243,7 @@ def _like_right_side(logits: Tensor, b: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(b, memory_format=torch.contiguous_format)
 
 
-_solve_covariance = Operator("covariance_solve", _covariance_solution, fake=_like_right_side, batch=False)
+solve_covariance = Operator("covariance_solve", _covariance_solution, fake=_like_right_side, batch=False)
 
 
 def _solution(

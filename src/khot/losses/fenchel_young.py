@@ -95,8 +95,8 @@ def fenchel_young_topk_loss(
         \Omega^*(x) = \max_y \langle x, y\rangle - \Omega(y)
 
     where the maximiser is :func:`sparse_topk`, :func:`sparse_topk_magnitude` or :func:`sparse_topk_signed`, whose
-    regulariser :math:`\Omega` is given in :mod:`khot.losses`. Zero where y(x) = target. Differentiable in ``x``, once
-    more often than the map, and once in ``target`` and ``strength``; ``k`` is treated as a constant.
+    regulariser :math:`\Omega` is given in :mod:`khot.losses`. It is zero where y(x) = target. It is differentiable in
+    ``x``, once more often than the map, and once in ``target`` and ``strength``; ``k`` is treated as a constant.
 
     Args:
         x: Real scores (..., n); for ``kind="mask"``, ``-inf`` excludes an entry, whose target must be 0.

@@ -48,8 +48,8 @@ def topk_attention(
     .. math:: \mathrm{softmax}\!\left(S + \log A\right) V, \qquad S = \text{scale} \cdot Q K^\top, \quad
         A = \mathrm{relaxation}(S, k, \text{softness})
 
-    Arguments and result are those of :func:`torch.nn.functional.scaled_dot_product_attention`, to which a hard mask
-    with k = S is equal. Without a softness A is the hard mask: keys beyond the k-th get neither weight nor gradient,
+    Arguments and result are those of :func:`torch.nn.functional.scaled_dot_product_attention`; with a hard mask and k =
+    S the two are equal. Without a softness A is the hard mask: keys beyond the k-th get neither weight nor gradient,
     and ties go to earlier keys. Queries that may attend to fewer than k keys attend to all of these, and get 0 if there
     are none. Differentiable if the relaxation is.
 

@@ -282,8 +282,10 @@ class BatchTopK(CountsIdleUnits):
         return torch.where(scores.to(dtype) > threshold.to(dtype), x, nothing.to(x.dtype))
 
     def to_jumprelu(self) -> JumpReLU:
-        """The module that it amounts to in evaluation, without training state."""
-        if self.threshold is None or bool(self.threshold.isnan()):
+        """The equivalent module for evaluation, without training state."""
+        if self.threshold is None:
+            raise RuntimeError("BatchTopK has no threshold with track_running_stats=False, and JumpReLU needs one")
+        if bool(self.threshold.isnan()):
             raise RuntimeError("BatchTopK has no threshold before it has been trained: call it in training mode first")
         if self.by == "magnitude" or self.cap is not None:
             raise NotImplementedError("JumpReLU has neither magnitudes nor a cap: keep BatchTopK in evaluation mode")

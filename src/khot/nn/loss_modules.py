@@ -21,7 +21,7 @@ class FenchelYoungTopKLoss(Module):
 
     Raises:
         TypeError: If an argument has the wrong type; ``k`` and ``strength`` are checked when it is called.
-        ValueError: If one is out of range; likewise.
+        ValueError: If an argument is out of range; ``k`` and ``strength`` are checked when it is called.
 
     Example:
         >>> FenchelYoungTopKLoss(2)(torch.tensor([2.0, 0.5, 0.0]), torch.tensor([1.0, 0.0, 1.0]))

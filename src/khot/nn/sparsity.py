@@ -33,7 +33,8 @@ class Pattern(Module):
         """Fixes the pattern: from now on, the same weights are kept whatever their values, and only they are trained.
 
         Args:
-            weight: Dense weight that determines the pattern; by default that of the next call.
+            weight: Dense weight that determines the pattern; by default that of the next call, before which the state
+                has no pattern.
         """
         self._is_freezing, self.pattern = weight is None, None
         if weight is not None:

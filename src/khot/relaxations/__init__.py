@@ -26,7 +26,7 @@ These rules hold for all of them, unless a docstring says otherwise:
 * An argument of the wrong type or dtype raises a TypeError, and one of the wrong shape or out of range a ValueError;
   both name the argument. The contents of tensors are checked on a CPU, on accelerators only while validation is on
   (``torch.distributions.Distribution.set_default_validate_args``), and never under ``vmap``. Compiled graphs check them
-  too, except for :func:`topk_mask`, the soft order maps, :func:`successive_softmax_topk` and
+  too, except for the soft order maps, :func:`soft_count`, :func:`soft_quantile`, :func:`successive_softmax_topk` and
   :func:`rescaled_sigmoid_topk`.
 * Thresholds need float64. On a device without it, such as Apple's, all maps except the hard mask are computed on the
   host in single precision, and the result is copied back.

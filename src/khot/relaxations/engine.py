@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from khot._validation import check_k, check_scores, check_softness
+from khot._validation import check_k, check_scores, check_softness, described
 from khot.kernels import threshold
 from khot.kernels.call import Call
 from khot.kernels.exact.rows import Threshold, in_rows_of, numbers_of_rows, with_an_item
@@ -135,11 +135,11 @@ def capped_simplex_map(
 
     .. math:: y_i = F((x_i - t)/s), \qquad t \text{ such that } \sum_i y_i = k
 
-    Every relaxed mask of this library is this map with a link of its own; pass a :class:`Link` to make another one. The
-    map keeps the order of ``x``, is invariant to ``x + c``, and tends to the k-hot top-k as ``scale -> 0`` (a link with
-    compact support reaches it). It is differentiable in ``x``, ``k`` and ``scale``, in reverse and forward mode, as
-    often as F is. The root finder takes O(n) time per step (3 to 6 steps on ordinary rows) and does not sort. The
-    backward pass needs ``x`` and two numbers per row.
+    The relaxed masks of this library, except for the two baselines, are this map with a link of their own; pass a
+    :class:`Link` to make another one. The map keeps the order of ``x``, is invariant to ``x + c``, and tends to the
+    k-hot top-k as ``scale -> 0`` (a link with compact support reaches it). It is differentiable in ``x``, ``k`` and
+    ``scale``, in reverse and forward mode, as often as F is. The root finder takes O(n) time per step (3 to 6 steps on
+    ordinary rows) and does not sort. The backward pass needs ``x`` and two numbers per row.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
@@ -153,6 +153,7 @@ def capped_simplex_map(
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
 
     Raises:
+        TypeError: If ``link`` is not a :class:`Link`.
         ValueError: If ``k`` or ``scale`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are
             unmasked. See :mod:`khot.relaxations`.
 
@@ -164,5 +165,5 @@ def capped_simplex_map(
         tensor([0.2689, 0.5000, 0.7311])
     """
     if not isinstance(link, Link):
-        raise TypeError(f"`link` must be a khot.relaxations.Link, but got {link!r}")
+        raise TypeError(f"`link` must be a khot.relaxations.Link, but got {described(link, Link)}")
     return ThresholdMap(link, "scale", MASK).apply(_call, x, k, scale, dim)

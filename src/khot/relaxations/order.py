@@ -142,10 +142,11 @@ def soft_rank(
     Tends to the ranks as ``scale -> 0``, where ties share their mean rank, and to ``(n + 1) / 2`` as it grows. The sum
     is always ``n (n + 1) / 2``. The map is permutation-equivariant, keeps the order of ``x`` and is invariant to
     ``x + c``. It is differentiable to any order in ``x`` and ``scale``, in reverse and forward mode; at ties the second
-    derivative jumps, as the density of the Laplace law has a kink. Neither distant entries nor scales much smaller
-    than the entries cost the others digits. Takes one sort and O(n) more time (O(n log n) in plain torch if entries
-    spread over more than 256 scales, and on accelerators), and saves O(n) numbers. On a CPU with numba, both passes
-    take at most 8 times the memory of ``x`` (more for half types, because the indices of the sort take 8 bytes each).
+    derivative jumps, as the density of the Laplace law has a kink. Distant entries, and scales much smaller than the
+    entries, do not reduce the accuracy of the others. Takes one sort and O(n) more time (O(n log n) in plain torch if
+    entries spread over more than 256 scales, and on accelerators), and saves O(n) numbers. On a CPU with numba, both
+    passes take at most 8 times the memory of ``x`` (more for half types, because the indices of the sort take 8 bytes
+    each).
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.

@@ -31,7 +31,8 @@ def permutahedron_projection(
     pooled means and positions are all needed at once.
 
     With another p the regulariser is :math:`\tfrac{\lambda}p \|y\|_p^p`, and y is smoother: it is once differentiable
-    in ``x`` wherever the entries of a pooled block are not 0. The blocks are those of :func:`isotonic_lp`.
+    in ``x`` wherever the entries of a pooled block are not 0. The blocks are those of :func:`isotonic_lp`, and
+    derivatives are exact to third order, as there.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.

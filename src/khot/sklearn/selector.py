@@ -60,8 +60,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     merged into one row with one draw per step.
 
     Features are standardised internally; :meth:`transform` returns columns of its input. Training runs in single
-    precision on the CPU, whatever the modes of torch around it, such as autocast, and its default dtype and device. It
-    does not change the state of torch's random number generator.
+    precision on the CPU, regardless of torch's default dtype and device and of modes such as autocast. It does not
+    change the state of torch's random number generator.
 
     Args:
         n_features_to_select: How many features to select: ``"learned"``, the default, for those that are worth their
@@ -232,13 +232,15 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             if self.n_jobs == 0:
                 raise ValueError("`n_jobs` must be None or an int other than 0, but got 0")
         wanted = self.n_features_to_select
+        expected = "`n_features_to_select` must be 'learned', an int of at least 1, or a fraction in (0, 1)"
+        if isinstance(wanted, bool) or not isinstance(wanted, (str, Real)):
+            raise TypeError(f"{expected}, but got {wanted!r}")
         if isinstance(wanted, str):
-            if wanted != "learned":
-                raise ValueError(f"`n_features_to_select` must be a number or 'learned', but got {wanted!r}")
-        elif isinstance(wanted, Integral):
-            check_number("n_features_to_select", wanted, low=1, whole=True)
+            is_legal = wanted == "learned"
         else:
-            check_number("n_features_to_select", wanted, low=0, high=1, without_low=True)
+            is_legal = wanted >= 1 if isinstance(wanted, Integral) else 0 < wanted < 1
+        if not is_legal:
+            raise ValueError(f"{expected}, but got {wanted!r}")
 
     def _number_of_features(self, n: int) -> int | None:
         """How many of n features to select; None if the number is learned."""

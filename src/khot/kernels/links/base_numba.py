@@ -46,8 +46,8 @@ class NumbaLink(NamedTuple):
     """What loops know about a link: functions of z in the loop's dtype, except the quantile and the step, in float64.
 
     Attributes:
-        terms: ``(z, q) -> (above, tail, slope)``: the terms of an item in :class:`khot.kernels.links.base.TailSums`, 1
-            above the cut and 0 below, its tail and F'(z).
+        terms: ``(z, q) -> (above, tail, slope)``: the terms of an item in the sums of a threshold search, 1 above the
+            cut and 0 below, its tail and F'(z).
         value: ``(z, q)``: F(z).
         slope: ``(z, q)``: F'(z).
         quantile: ``(p, q)``: the inverse of F, to a few digits.

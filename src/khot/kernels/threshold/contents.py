@@ -33,7 +33,7 @@ def check_contents(
     if 0 <= k[row] <= n:
         selected, unmasked = int(span.selected[row]), int(span.selected[row] + span.finite[row])
         limits = (
-            f"lie between the number of +inf entries, {selected}, and of entries above -inf, {unmasked}, "
+            f"lie between the number of +inf entries, {selected}, and that of entries above -inf, {unmasked}, "
             f"but got k={k[row].item():g} with n={n}"
         )
         raise ValueError(f"`k` must {limits} (row {row} of the batch){size_advice(k[row].item(), unmasked)}")

@@ -43,7 +43,10 @@ LEAST = 1 / 16  # of the mean of magnitudes: the smallest start of a search for 
 
 
 def _tail_sums(link: NumbaLink, real: Real) -> Compiled:
-    """``(x, base, t, inverse, q)``: the sums of :class:`khot.kernels.links.base.TailSums` at base + t."""
+    """``(x, base, t, inverse, q)``: at base + t, the number of items above, and sums of the tails and slopes.
+
+    The tails are F below t and 1 - F above it. They are summed twice, first with a minus sign above t.
+    """
     terms, wide = link.terms, link.distances or real
     two = wide(2)
 

@@ -96,7 +96,7 @@ def first_guess(origin, count, total, squares, whole, rest, scale, q, law, LINK:
 
 @triton.jit
 def row_sums(x_rows, n, anchor, off, inverse, q, LINK: tl.constexpr, TILE: tl.constexpr):
-    """The sums of :class:`khot.kernels.links.base.TailSums` over n entries of each row."""
+    """How many of n entries are above t, and sums of the tails, first with a minus sign above t, and of the slopes."""
     total = partial_sums(TILE)
     signed, slope, below = total, total, total.to(tl.int32)
     for start in range(0, n, TILE.size):
