@@ -329,7 +329,7 @@ def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:
         check_strided("k", k)
         if k.is_complex() or k.dtype == torch.bool:
             raise TypeError(f"`k` must be real, but got a tensor of dtype {k.dtype}")
-        return k
+        return k if k.is_floating_point() else k.long()
     if isinstance(k, bool) or not isinstance(k, Real):
         advice = f"; {RANGE_ADVICE}" if isinstance(k, tuple) else ""
         raise TypeError(f"`k` must be a real number or a tensor, but got {k!r}{advice}")
