@@ -206,10 +206,17 @@ def expanded(name: str, value: Tensor, batch_shape: torch.Size) -> Tensor:
         raise ValueError(message) from None
 
 
+def as_int(number: Any) -> Any:
+    """A NumPy integer as Python's; an int stays as it is, because a compiler would take its index as a constant."""
+    if type(number) is int:
+        return number
+    return operator.index(number) if isinstance(number, Integral) else number
+
+
 def checked_shape(name: str, shape: Any) -> torch.Size:
     """A tuple, list or Size of ints >= 0 as a Size; sizes of a traced or compiled tensor are not checked."""
     try:
-        size = torch.Size(operator.index(length) if isinstance(length, Integral) else length for length in shape)
+        size = torch.Size(map(as_int, shape))
     except (TypeError, ValueError):
         raise TypeError(f"`{name}` must be a tuple of non-negative ints, but got {shape!r}") from None
     if any(type(length) is int and length < 0 for length in size):

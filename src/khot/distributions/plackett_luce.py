@@ -1,7 +1,6 @@
 """Plackett-Luce: ordered draws without replacement, as indices in the order of choice."""
 
 import math
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from khot._contents import can_look, is_finite
 from khot._distributed.batch import SpreadBatch
 from khot._distributed.placements import everywhere, is_dtensor
 from khot._tracing import broadcast_shapes, shape_of
-from khot._validation import check_flag, check_generator, check_strided, checked_shape
+from khot._validation import as_int, check_flag, check_generator, check_strided, checked_shape
 from khot.constraints import ranking
 from khot.laws import plackett_luce as law
 
@@ -86,7 +85,7 @@ class PlackettLuce(SpreadDesign):
         if isinstance(k, Tensor):
             logits, size = broadcast_with_k("logits", logits, size)
         self.logits, self.k = logits, size
-        self._shared_k = None if isinstance(k, Tensor) else operator.index(k)
+        self._shared_k = None if isinstance(k, Tensor) else as_int(k)
         self._width = _largest(size) if self._shared_k is None else self._shared_k
         self._check_rows_here = validate_args
         if spread is not None:
