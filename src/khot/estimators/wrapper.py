@@ -304,4 +304,6 @@ def substitute_gradient(value: Tensor, x: Tensor, pull_back: Callable[..., Tenso
 
     If ``pull_back`` is differentiable in g and in constants that have a gradient, so is the result, to any order.
     """
+    if torch.compiler.is_compiling() and not (torch.is_grad_enabled() and x.requires_grad):
+        return value.detach()  # Dynamo cannot call a Function with `setup_context` whose inputs need no gradient
     return _Substitute.apply(value.detach(), x.expand(value.shape), pull_back, *constants)
