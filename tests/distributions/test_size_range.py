@@ -140,7 +140,11 @@ def test_sizes_that_infinite_logits_exclude():
 
 def test_sizes_of_no_rows():
     for shape in ((0, 4), (2, 0, 4)):
-        assert ConditionalPoisson(logits=torch.zeros(shape), k=(1, 2)).size_probs.shape == (*shape[:-1], 5)
+        logits, low = torch.zeros(shape), torch.zeros(shape[:-1], dtype=torch.long)
+        assert ConditionalPoisson(logits=logits, k=(1, 2)).size_probs.shape == (*shape[:-1], 5)
+        for design in (ConditionalPoisson(logits=logits, k=(low, 2)), PhantomUnit(ConditionalPoisson, logits=logits)):
+            assert design.enumerate_support().shape == (1, *shape)
+            assert design.enumerate_support(expand=False).shape == (1, *(1 for _ in low.shape), 4)
 
 
 def test_divergences():
