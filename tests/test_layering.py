@@ -20,6 +20,7 @@ from tests.maps import RELAXATIONS
 
 SOURCE = Path(__file__).parents[1] / "src"
 LEVELS = {
+    "_names": -2,
     "_notes": -2,
     "_torch_internals": -2,
     "_tracing": -1,
@@ -64,6 +65,10 @@ FOREIGN = {
     "_dispatch_tls_local_exclude_set": "torch._C",
     "_ForceDispatchKeyGuard": "torch._C",
     "_set_fwd_grad_enabled": "torch.autograd.forward_ad: a switch without a public name",
+    "_autograd": "torch._C",
+    "_top_saved_tensors_default_hooks": "torch._C: hooks that surround a call have no public name",
+    "_pop_saved_tensors_default_hooks": "torch._C",
+    "_push_saved_tensors_default_hooks": "torch._C",
     "_current_level": "torch.autograd.forward_ad: whether forward mode is on",
     "_schema": "torch.ops: how many results an operator has",
     "_is_onnx_exporting": "torch.onnx: that it is at work, without the import of the whole exporter",

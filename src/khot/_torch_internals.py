@@ -5,7 +5,6 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import CodeType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -39,7 +38,6 @@ __all__ = [
     "leave_graph",
     "may_differentiate",
     "may_record",
-    "names_in_code",
     "nested_forward_mode",
     "no_view",
     "outside_trace",
@@ -59,6 +57,8 @@ R = TypeVar("R")
 
 _VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 _C: Any = torch._C  # the functions that set the state of a trace are not annotated
+_AUTOGRAD = _C._autograd
+_SHOWS_HOOKS = hasattr(_AUTOGRAD, "_top_saved_tensors_default_hooks")
 _KEYS = torch._C._TorchDispatchModeKey
 _TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
 # The state of torch's dispatcher for code that is neither traced nor transformed.
@@ -71,15 +71,36 @@ _EAGER = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_loca
 def for_transforms() -> AbstractContextManager[Any]:
     """A context for calls of transforms of torch.func, outside inference mode, where those of torch 2.6 are wrong.
 
-    They work on tensors made in that mode, too. What they return is to be called in such a context as well.
+    They work on tensors made in that mode, too. What they return is to be called in such a context as well. Hooks for
+    saved tensors, as an activation checkpoint sets them, are suspended, because the transforms refuse to run with them.
     """
-    return nullcontext() if may_record() else _for_transforms()
+    if not may_record():
+        return _outside_inference_mode()
+    return nullcontext() if torch.compiler.is_compiling() or _hooks() is None else _without_hooks()
 
 
 @contextmanager
-def _for_transforms() -> Iterator[None]:
+def _outside_inference_mode() -> Iterator[None]:
     with torch.inference_mode(False), torch.no_grad():
         yield
+
+
+def _hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """The hooks for saved tensors that were set last; None if there are none, or if torch, before 2.8, hides them."""
+    return _AUTOGRAD._top_saved_tensors_default_hooks(False) if _SHOWS_HOOKS else None
+
+
+@contextmanager
+def _without_hooks() -> Iterator[None]:
+    removed = []
+    while (hooks := _hooks()) is not None:
+        removed.append(hooks)
+        _AUTOGRAD._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for hooks in reversed(removed):
+            _AUTOGRAD._push_saved_tensors_default_hooks(*hooks)
 
 
 def may_record() -> bool:
@@ -302,27 +323,6 @@ def instance_of(kind: type[R], attributes: dict[str, Any]) -> R:
     for name, value in attributes.items():  # not by `update`, which Dynamos that list no attributes do not know
         new.__dict__[name] = value
     return new
-
-
-def names_in_code(kind: type) -> tuple[str, ...]:
-    """The names of all members of a class and of its bases, and all names in their functions, sorted.
-
-    Among them are all attributes that these functions use.
-    """
-    names = {name for base in kind.__mro__ for name in base.__dict__}
-    members = [_function_of(member) for base in kind.__mro__ for member in base.__dict__.values()]
-    codes = [member.__code__ for member in members if hasattr(member, "__code__")]
-    while codes:
-        code = codes.pop()
-        names.update(code.co_names)
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return tuple(sorted(names))
-
-
-def _function_of(member: Any) -> Any:
-    """The function of a method, or of a property of any kind; any other member as it is."""
-    found = (getattr(member, name, None) for name in ("fget", "wrapped", "func"))
-    return inspect.unwrap(next((function for function in found if function is not None), member))
 
 
 def _torch_26_is_exporting() -> bool:

@@ -308,8 +308,9 @@ class _Operation(Function):
         if ctx.draws:
             raise RuntimeError(f"{ctx.call} draws random numbers: take its gradient outside the traced function")
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
-        derivative = _Derivative(ctx.call, wanted, ctx.given, len(ctx.saved_tensors))
-        found = _run(derivative, *ctx.saved_tensors, *(grads[i] for i in ctx.given))
+        tensors = ctx.saved_tensors
+        derivative = _Derivative(ctx.call, wanted, ctx.given, len(tensors))
+        found = _run(derivative, *tensors, *(grads[i] for i in ctx.given))
         gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         for i, gradient in zip(wanted, found, strict=True):
             gradients[i + 1] = gradient

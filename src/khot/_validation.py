@@ -179,11 +179,22 @@ def check_enough(x: Tensor, k: float | Tensor) -> None:
 
 
 def _check_enough(unmasked: Tensor, k: float | Tensor, n: int) -> None:
+    k = in_wide_dtype(k) if isinstance(k, Tensor) else k
     if not bool(((k >= torch.zeros_like(unmasked)) & (k <= unmasked)).all()):
         raise ValueError(
             f"`k` must satisfy 0 <= k <= n and not exceed the number of entries above -inf, at least "
             f"{int(unmasked.min())} with n={n}, but got k={k}{size_advice(k, int(unmasked.min()))}"
         )
+
+
+def in_wide_dtype(size: Tensor) -> Tensor:
+    """A tensor of sizes in a dtype that can add and compare them: integers in int64, half types in float32.
+
+    In torch, ``k * 10`` overflows for a tensor k of 8 bits, and unsigned integers of more bits cannot be compared.
+    """
+    if size.is_complex() or size.dtype in (torch.bool, torch.int64):
+        return size
+    return size.to(torch.promote_types(size.dtype, torch.float32) if size.is_floating_point() else torch.int64)
 
 
 def expanded(name: str, value: Tensor, batch_shape: torch.Size) -> Tensor:
@@ -195,10 +206,17 @@ def expanded(name: str, value: Tensor, batch_shape: torch.Size) -> Tensor:
         raise ValueError(message) from None
 
 
+def as_int(number: Any) -> Any:
+    """A NumPy integer as Python's; an int stays as it is, because a compiler would take its index as a constant."""
+    if type(number) is int:
+        return number
+    return operator.index(number) if isinstance(number, Integral) else number
+
+
 def checked_shape(name: str, shape: Any) -> torch.Size:
     """A tuple, list or Size of ints >= 0 as a Size; sizes of a traced or compiled tensor are not checked."""
     try:
-        size = torch.Size(operator.index(length) if isinstance(length, Integral) else length for length in shape)
+        size = torch.Size(map(as_int, shape))
     except (TypeError, ValueError):
         raise TypeError(f"`{name}` must be a tuple of non-negative ints, but got {shape!r}") from None
     if any(type(length) is int and length < 0 for length in size):

@@ -112,6 +112,7 @@ class _CappedSimplex(constraints.Constraint):
             check_strided("k", k)
             if k.is_complex() or k.dtype == torch.bool:
                 raise TypeError(f"`k` must be real, but got a tensor of dtype {k.dtype}")
+            k = k if k.is_floating_point() else k.long()  # not all integer types can be compared and subtracted
         elif isinstance(k, bool) or not isinstance(k, (Real, torch.SymInt, torch.SymFloat)):
             raise TypeError(f"`k` must be a real number or a torch.Tensor, but got {k!r}")
         elif not 0 <= k < math.inf:
@@ -121,6 +122,7 @@ class _CappedSimplex(constraints.Constraint):
 
     def check(self, value: Tensor) -> Tensor:
         check_strided("value", value)
+        value = _in_digits(value)
         inside = (value.clamp(0, 1) == value).all(-1)  # False for NaN
         return inside & self.is_sum(value.sum(-1, dtype=torch.float64), value.dtype, value.shape[-1])
 
@@ -133,6 +135,7 @@ class _CappedSimplex(constraints.Constraint):
         """Whether :meth:`check` holds for all values; takes fewer operations."""
         if value.numel() == 0 or isinstance(self.k, Tensor):
             return bool(self.check(value).all())
+        value = _in_digits(value)
         lowest, highest = value.aminmax()
         if not (lowest.item() >= 0 and highest.item() <= 1):
             return False
@@ -151,6 +154,11 @@ class _CappedSimplex(constraints.Constraint):
 
     def __repr__(self) -> str:
         return f"capped_simplex({self.k})"
+
+
+def _in_digits(value: Tensor) -> Tensor:
+    """A value in a floating-point dtype; integers and booleans in float64, which represents them exactly."""
+    return value if value.is_floating_point() else value.double()
 
 
 def _rounding_of_sum(k: Any, dtype: torch.dtype, n: int) -> Any:
@@ -195,6 +203,7 @@ class _Ranking(constraints.Constraint):
         shape, width = value.shape[:-1], value.shape[-1]
         if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
             return torch.zeros(shape, dtype=torch.bool, device=value.device)
+        value = value.long()  # not all integer types can be compared
         k = number_on(value.device, self.k).unsqueeze(-1)
         place = torch.arange(width, device=value.device)
         is_choice = place < k
@@ -231,7 +240,7 @@ def _checked_size(name: str, size: Any) -> int | Tensor:
         check_strided(name, size)
         if size.is_floating_point() or size.is_complex() or size.dtype == torch.bool:
             raise TypeError(f"`{name}` must be an int or an integer tensor, but got dtype {size.dtype}")
-        return size
+        return size.long()  # not all integer types can be compared
     number = checked_int(name, size, "an int or an integer tensor")
     if number < 0:
         raise ValueError(f"`{name}` must satisfy 0 <= {name} <= n, but got {number}")

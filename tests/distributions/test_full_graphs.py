@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.distributions import kl_divergence
 
 from khot import (
@@ -131,6 +132,27 @@ def test_a_size_that_changes():
     once = compiled(loss_of_size, backend="eager")
     for k in (2, 3, 4):
         torch.testing.assert_close(once(LOGITS, k), loss_of_size(LOGITS, k))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+def test_graphs_serve_all_sizes_and_numbers_of_draws(case):
+    """Two graphs: that of the first call, and one in which both numbers are symbols."""
+    if case.name == "brewer":
+        pytest.skip("its graphs have an operation for each draw")
+    torch._dynamo.reset()
+    counter = CompileCounter()
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def loss(logits, k, draws):
+        design = case.make(logits=logits, k=k)
+        return design.sample((draws,)), design.mean
+
+    for k, draws in ((2, 3), (3, 4), (4, 5), (1, 6)):
+        values, mean = loss(LOGITS, k, draws)
+        assert values.shape == (draws, *LOGITS.shape) and (values.sum(-1) == k).all()
+        torch.testing.assert_close(mean, case.make(logits=LOGITS, k=k).mean)
+    assert counter.frame_count <= 3  # 1 is a constant again
 
 
 def test_conditional_poisson_with_a_default_device():

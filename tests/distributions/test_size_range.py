@@ -116,7 +116,7 @@ def test_infinite_logits():
     value = design.sample((200,))
     assert (value[:, 0] == 1).all() and (value[:, 2] == 0).all() and value.sum(-1).aminmax() == (1, 3)
     assert kl_divergence(design, ConditionalPoisson(logits=torch.zeros(5).double(), k=(1, 3))).isfinite()
-    with pytest.raises(ValueError, match=r"infinite `logits`, 1.*above -inf, 4.*k=5"):
+    with pytest.raises(ValueError, match=r"equal to inf, 1.*above -inf, 4.*k=5"):
         ConditionalPoisson(logits=design.logits, k=(torch.tensor(5), 5), validate_args=True)
 
 
@@ -140,7 +140,11 @@ def test_sizes_that_infinite_logits_exclude():
 
 def test_sizes_of_no_rows():
     for shape in ((0, 4), (2, 0, 4)):
-        assert ConditionalPoisson(logits=torch.zeros(shape), k=(1, 2)).size_probs.shape == (*shape[:-1], 5)
+        logits, low = torch.zeros(shape), torch.zeros(shape[:-1], dtype=torch.long)
+        assert ConditionalPoisson(logits=logits, k=(1, 2)).size_probs.shape == (*shape[:-1], 5)
+        for design in (ConditionalPoisson(logits=logits, k=(low, 2)), PhantomUnit(ConditionalPoisson, logits=logits)):
+            assert design.enumerate_support().shape == (1, *shape)
+            assert design.enumerate_support(expand=False).shape == (1, *(1 for _ in low.shape), 4)
 
 
 def test_divergences():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from khot import IMLE, ConditionalPoisson, perturbed_topk, reinmax
-from tests.registry import FUNCTIONS, PERTURBED
+from tests.registry import ESTIMATORS, FUNCTIONS, PERTURBED
 
 pytestmark = pytest.mark.needs_torch("2.8")  # compiled designs
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
@@ -63,3 +63,22 @@ def test_reinmax_with_a_range_of_sizes(sizes):
         return (value * WEIGHTS).sum(-1).square()
 
     check_full_graph(lambda x: reinmax(ConditionalPoisson(logits=x, k=sizes), f, 3).sum())
+
+
+@pytest.mark.parametrize("case", marked(c for c in (*ESTIMATORS, *PERTURBED) if c.name != ADAPTIVE))
+def test_draws_without_a_gradient(case):
+    """As in evaluation; Dynamo treats Functions differently if no input requires a gradient."""
+
+    def law(x):
+        return case.make(logits=x, k=2) if case in PERTURBED else case.wrap(ConditionalPoisson(logits=x, k=2))
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def draws(x):
+        return law(x).sample((3,)), law(x).rsample((3,))
+
+    torch._dynamo.reset()
+    logits = LOGITS.clone().requires_grad_()
+    found = [*draws(LOGITS), draws(logits)[0]]
+    with torch.no_grad():
+        found += draws(logits)
+    assert all((values.sum(-1) == 2).all() and not values.requires_grad for values in found)

@@ -13,7 +13,7 @@ from torch.types import _size as SizeLike
 from khot._contents import can_look
 from khot._distributed.placements import is_dtensor
 from khot._tracing import broadcast_shapes, has_float64, shape_of, untraced
-from khot._validation import check_choice, check_strided
+from khot._validation import as_int, check_choice, check_strided
 
 Init = TypeVar("Init", bound=Callable[..., None])
 
@@ -83,7 +83,7 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
         return k.to(param.device, torch.long)
     if not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-    return torch.full(shape[:-1], operator.index(k), device=param.device)  # avoids a copy from the host and its wait
+    return torch.full(shape[:-1], as_int(k), device=param.device)  # avoids a copy from the host and its wait
 
 
 def _check_integers(name: str, k: Any) -> None:

@@ -12,7 +12,8 @@ from torch.distributions.constraints import Constraint
 from torch.types import _size as SizeLike
 
 from khot._contents import can_look, has_contents
-from khot._torch_internals import attributes_of, instance_of, is_tracing, may_record, names_in_code, validates
+from khot._names import names_in_code
+from khot._torch_internals import attributes_of, instance_of, is_tracing, may_record, validates
 from khot._tracing import broadcast_shapes, untraced
 from khot._validation import check_strided, checked_shape
 from khot.laws.kept import Snapshot

@@ -290,7 +290,7 @@ class ConditionalPoisson(SamplingDesign):
         return values.expand(count, *batch_shape, n) if expand else values
 
     def shared_ends(self, wanted: str) -> tuple[int, int]:
-        """The range of sizes that all rows have in common.
+        """The range of sizes that all rows have in common; 0 to 0 if there are no rows.
 
         Raises:
             NotImplementedError: If rows differ in k, or the contents of k cannot be read; the message names ``wanted``.
@@ -298,7 +298,7 @@ class ConditionalPoisson(SamplingDesign):
         if self._shared_ends is None:
             if not can_look(self.k, self.largest_k):
                 raise NotImplementedError(f"{wanted} needs `k` as ints under vmap and in compiled code")
-            ends = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist()
+            ends = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist() or [[0, 0]]
             if len(ends) != 1:
                 raise NotImplementedError(f"{wanted} needs the same sizes in all rows, but got {ends}")
             return ends[0][0], ends[0][1]

@@ -4,7 +4,6 @@ This module contains what they have in common: the two parametrisations, their c
 and the moments that follow from first- and second-order inclusion probabilities. A design adds its law.
 """
 
-import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from khot._distributed.batch import SpreadBatch
 from khot._distributed.placements import is_dtensor
 from khot._torch_internals import is_tracing
 from khot._tracing import overrides_functions, shape_of
-from khot._validation import check_flag, check_function, checked_positive
+from khot._validation import as_int, check_flag, check_function, checked_positive
 from khot.constraints import k_hot
 from khot.kernels.exact.small_numbers import log_odds
 from khot.laws.kept import Kept
@@ -140,7 +139,7 @@ class SamplingDesign(CheckedDesign):
             self.spread = self.spread.expanded(batch_shape)
         setattr(self, self.parameter_name, param)
         self.kept = Kept()
-        self._shared_k = None if k is None or isinstance(k, (Tensor, tuple)) else operator.index(k)
+        self._shared_k = None if k is None or isinstance(k, (Tensor, tuple)) else as_int(k)
         self.relaxation = relaxation
         self.overridden = overrides_functions(param, temperature)
         self.temperature = checked_positive("temperature", temperature, batch_shape)

@@ -233,7 +233,7 @@ class PhantomUnit(SamplingDesign):
         """
         if not can_look(self.largest_k):
             raise NotImplementedError("enumerate_support does not work under vmap or in compiled code")
-        sizes = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist()
+        sizes = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist() or [[0, 1]]  # without rows
         if len(sizes) != 1:
             raise NotImplementedError(f"enumerate_support needs the same sizes in all rows, but got {sizes}")
         values = self.wrapped.enumerate_support(expand=False).to(self.probs.dtype)

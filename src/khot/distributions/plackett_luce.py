@@ -1,7 +1,6 @@
 """Plackett-Luce: ordered draws without replacement, as indices in the order of choice."""
 
 import math
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from khot._contents import can_look, is_finite
 from khot._distributed.batch import SpreadBatch
 from khot._distributed.placements import everywhere, is_dtensor
 from khot._tracing import broadcast_shapes, shape_of
-from khot._validation import check_flag, check_generator, check_strided, checked_shape
+from khot._validation import as_int, check_flag, check_generator, check_strided, checked_shape
 from khot.constraints import ranking
 from khot.laws import plackett_luce as law
 
@@ -86,7 +85,7 @@ class PlackettLuce(SpreadDesign):
         if isinstance(k, Tensor):
             logits, size = broadcast_with_k("logits", logits, size)
         self.logits, self.k = logits, size
-        self._shared_k = None if isinstance(k, Tensor) else operator.index(k)
+        self._shared_k = None if isinstance(k, Tensor) else as_int(k)
         self._width = _largest(size) if self._shared_k is None else self._shared_k
         self._check_rows_here = validate_args
         if spread is not None:
@@ -150,18 +149,18 @@ class PlackettLuce(SpreadDesign):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability of indices ``(*sample_shape, *batch_shape, k)`` in the order of choice."""
-        self._check_value(value)
+        value = self._checked_value(value)
         return self._log_prob_of_any(value, lambda: torch.arange(self.event_shape[0], device=value.device))
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        value = value.expand(*broadcast_shapes(shape_of(value)[:-1], self.batch_shape), -1).long()
+        value = value.expand(*broadcast_shapes(shape_of(value)[:-1], self.batch_shape), -1)
         return law.log_prob(self.logits, self.size, value).to(self.logits.dtype)
 
     def to_khot(self, value: Tensor) -> Tensor:
         """The k-hot vectors ``(..., n)`` of values ``(..., k)``, in the dtype of ``logits``; -1 is ignored."""
-        self._check_value(value)
+        value = self._checked_value(value)
         wide = self.logits.new_zeros(*shape_of(value)[:-1], self.n + 1)  # the last entry collects the -1s
-        return wide.scatter(-1, torch.where(value < 0, self.n, value.long()), 1.0)[..., : self.n]
+        return wide.scatter(-1, torch.where(value < 0, self.n, value), 1.0)[..., : self.n]
 
     def entropy(self) -> Tensor:
         """Entropy in nats, ``(...)``, as a sum over all n! / (n - k)! values, if there are at most ``MAX_SUPPORT``."""
@@ -186,7 +185,8 @@ class PlackettLuce(SpreadDesign):
         values = values.view(len(values), *(1,) * len(self.batch_shape), k)
         return values.expand(-1, *self.batch_shape, -1) if expand else values
 
-    def _check_value(self, value: Any) -> None:
+    def _checked_value(self, value: Any) -> Tensor:
+        """The value in int64, after a check of its dtype and shape."""
         if not isinstance(value, Tensor):
             raise TypeError(f"`value` must be a tensor, but got {type(value).__name__}")
         check_strided("value", value)
@@ -195,6 +195,7 @@ class PlackettLuce(SpreadDesign):
         if shape_of(value)[-1:] != self.event_shape:
             width = self.event_shape[0]
             raise ValueError(f"`value` must have shape (..., {width}), but got {tuple(value.shape)}")
+        return value.long()
 
     def _count(self, wanted: str, k: int) -> int:
         """The number of values of size k."""

@@ -11,7 +11,6 @@ The Jacobian from z, up to a constant, to the first n - 1 entries of y, whose su
 """
 
 import math
-import operator
 from numbers import Integral, Real
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from khot._notes import feels_between_vertices
 from khot._torch_internals import may_differentiate, version_of
 from khot._tracing import one_operation, shape_of
 from khot._validation import (
+    as_int,
     check_draw,
     check_flag,
     check_function,
@@ -329,10 +329,10 @@ def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:
         check_strided("k", k)
         if k.is_complex() or k.dtype == torch.bool:
             raise TypeError(f"`k` must be real, but got a tensor of dtype {k.dtype}")
-        return k
+        return k if k.is_floating_point() else k.long()
     if isinstance(k, bool) or not isinstance(k, Real):
         advice = f"; {RANGE_ADVICE}" if isinstance(k, tuple) else ""
         raise TypeError(f"`k` must be a real number or a tensor, but got {k!r}{advice}")
     if not 0 <= float(k) <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-    return operator.index(k) if isinstance(k, Integral) else float(k)  # some relaxations take only integers
+    return as_int(k) if isinstance(k, Integral) else float(k)  # some relaxations take only integers

@@ -1,6 +1,7 @@
 """The rows of a design: expanding them, selecting some, and processing many of them slab by slab."""
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
@@ -57,7 +58,7 @@ class DesignOfRows(DesignMembers):
             NotImplementedError: If the contents of k cannot be read; the message names ``wanted``.
         """
         if self._shared_k is not None:
-            return [self._shared_k]
+            return [operator.index(self._shared_k)]
         if not can_look(self.k):
             raise NotImplementedError(f"{wanted} needs `k` as an int under vmap and in compiled code")
         return cast(list[int], everywhere(self.k).unique().tolist() or [0])
@@ -69,7 +70,7 @@ class DesignOfRows(DesignMembers):
                 advice = f"; {advice}" if advice else ""
                 raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes}{advice}")
             return sizes[0]
-        return self._shared_k
+        return operator.index(self._shared_k)
 
     @property
     def _is_rounded(self) -> bool:

@@ -295,8 +295,8 @@ class _Substitute(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = ctx.pull_back(grad_output, *ctx.saved_tensors)
-        return None, gradient, None, *(None,) * len(ctx.saved_tensors)
+        constants = ctx.saved_tensors  # only once: a checkpoint does not allow a second read
+        return None, ctx.pull_back(grad_output, *constants), None, *(None,) * len(constants)
 
 
 @one_operation

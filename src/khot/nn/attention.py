@@ -24,6 +24,7 @@ from khot._validation import (
     checked_int,
     checked_positive,
     checked_real,
+    in_wide_dtype,
 )
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk, topk_mask
@@ -138,10 +139,10 @@ def _sizes(k: Any, scores: Tensor, is_causal: bool, has_mask: bool, is_hard: boo
         k = torch.tensor(k, device=scores.device, dtype=torch.int64 if is_hard else scores.dtype)
     elif is_hard and (k.is_floating_point() or k.is_complex() or k.dtype == torch.bool):
         raise TypeError(f"`k` must be an int or an integer tensor for a hard mask, but got {k.dtype}")
-    elif looks_at_contents(k) and not bool((k > 0).all()):
+    elif looks_at_contents(k) and not bool((in_wide_dtype(k) > 0).all()):
         raise ValueError(f"`k` must be positive, but got {k.min().item():g}")
     try:
-        k = k.to(scores.device).expand(scores.shape[:-1])
+        k = in_wide_dtype(k.to(scores.device)).expand(scores.shape[:-1])
     except RuntimeError:
         wanted = tuple(scores.shape[:-1])
         raise ValueError(f"`k` must broadcast to (..., L) = {wanted}, but got shape {tuple(k.shape)}") from None

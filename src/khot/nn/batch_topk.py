@@ -13,7 +13,15 @@ from khot._distributed.boundary import shards_of
 from khot._distributed.placements import as_dtensor, is_dtensor, local_part, placed, replicated, shard_axis, whole
 from khot._distributed.shards import Shards, shards_of_rows, spread_over
 from khot._torch_internals import is_exporting
-from khot._validation import check_flag, check_scores, checked_count, checked_real, checked_weight, expanded
+from khot._validation import (
+    check_flag,
+    check_scores,
+    checked_count,
+    checked_real,
+    checked_weight,
+    expanded,
+    in_wide_dtype,
+)
 from khot.kernels.registry import define
 from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
 
@@ -230,6 +238,7 @@ class BatchTopK(CountsIdleUnits):
             if k > x.shape[-1]:
                 raise ValueError(f"`k` must satisfy 0 < k <= n, but got k={k} with n={x.shape[-1]}")
             return k * rows, round(k * rows)
+        k = in_wide_dtype(k)
         if k.dim() == 0:
             size = k * rows
         elif has_parts(x):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from khot._contents import looks_at_contents
 from khot._torch_internals import is_wrapped
-from khot._validation import check_scores, check_strided, checked_int, expanded, tensors_among
+from khot._validation import check_scores, check_strided, checked_int, expanded, in_wide_dtype, tensors_among
 from khot.kernels.exact.rows import compute_dtype, number_on
 from khot.relaxations import sigmoid_topk, topk_mask
 
@@ -92,6 +92,7 @@ class ExpertChoice(TopK):
         looks = not has_parts(x) and looks_at_contents(*tensors_among(x, capacity))
         if isinstance(capacity, Tensor):
             self._check_each(capacity, x)
+            capacity = in_wide_dtype(capacity)
             if looks and bool((capacity < 0).any()):
                 raise ValueError(f"`capacity` must be at least 0, but got {capacity.min().item():g}")
         else:

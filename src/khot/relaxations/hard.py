@@ -7,7 +7,7 @@ from torch import Tensor
 
 from khot._contents import can_look, checks_contents
 from khot._torch_internals import is_exporting
-from khot._validation import check_k, check_scores, checked_int
+from khot._validation import check_k, check_scores, checked_int, in_wide_dtype
 from khot.kernels import selection
 from khot.kernels.call import Call
 from khot.kernels.selection.exact import mask_of_largest
@@ -67,7 +67,7 @@ def checked_whole(k: Any, what: str = "a hard mask") -> int | Tensor:
         return checked_int("k", k, what)
     if k.is_floating_point():
         raise TypeError(f"`k` must be {what}, but got {k!r}")
-    return k
+    return in_wide_dtype(k)
 
 
 def positions(value: Tensor, k: int) -> Tensor:

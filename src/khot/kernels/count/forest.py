@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._torch_internals import for_transforms
+
 from ..operators.autograd import with_forward_mode
 from . import FOREST_LEVELS, forest_bends, forest_outsides, forest_roots, roots_shape
 from .reference_tree import forest_bends as bends_reference
@@ -135,7 +137,12 @@ class _Bends(Function):
 
 def _transposed(plan: list[Any], k: Tensor, inputs: list[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
     """The derivative of :func:`bends`, transposed."""
-    return lambda *grads: torch.func.vjp(lambda leaf, u, g: bends_reference(leaf, u, g, k, *plan), *inputs)[1](grads)
+
+    def transposed(*grads: Tensor) -> tuple[Tensor, ...]:
+        with for_transforms():
+            return torch.func.vjp(lambda leaf, u, g: bends_reference(leaf, u, g, k, *plan), *inputs)[1](grads)
+
+    return transposed
 
 
 def _roots_jvp(ctx: Any, saved: list[Tensor], u: Tensor, *_: None) -> Tensor:
@@ -153,7 +160,8 @@ def _bends_jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> tuple[Tensor, T
     leaf, (*plan, with_roots) = inputs[0], ctx.plan
     zeros = leaf.new_zeros(roots_shape(leaf, *plan) if with_roots else 0), torch.zeros_like(leaf)
     # The transposed map is linear, so its derivative is transposed again: torch.func.jvp does not nest in other modes.
-    return torch.func.vjp(_transposed(ctx.plan, k, inputs), *zeros)[1](tangents[:3])
+    with for_transforms():
+        return torch.func.vjp(_transposed(ctx.plan, k, inputs), *zeros)[1](tangents[:3])
 
 
 _apply_roots = with_forward_mode(_Roots, _roots_jvp)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from khot._distributed.draws import draws_of_rows
+from khot._torch_internals import for_transforms
 from khot._tracing import broadcast_shapes
 
 from ..call import runs_on_cpu
@@ -101,7 +102,8 @@ def _pulled_back(function: RowFunction, count: int) -> RowFunction:
     def pull_back(*arguments: Tensor) -> Tensors:
         of_differentiable, inputs = _split(function, arguments[:count])
         if not runs_on_cpu(*arguments):
-            results: Tensors = torch.func.vjp(of_differentiable, *inputs)[1](arguments[count:])
+            with for_transforms():
+                results: Tensors = torch.func.vjp(of_differentiable, *inputs)[1](arguments[count:])
             return results
         further = torch.is_grad_enabled()  # this derivative is being differentiated
         with torch.enable_grad():  # plain autograd costs less than a transform of functions
@@ -120,11 +122,12 @@ def _pushed_forward(function: RowFunction, count: int) -> RowFunction:
 
     def push_forward(*arguments: Tensor) -> Tensors:
         of_differentiable, inputs = _split(function, arguments[:count])
-        values, transposed = torch.func.vjp(of_differentiable, *inputs)[:2]
-        zeros = [torch.zeros_like(y) for y in values]
-        # The transposed map is linear, so its derivative is transposed again: torch.func.jvp does not nest in other
-        # modes.
-        results: Tensors = torch.func.vjp(lambda *g: transposed(g), *zeros)[1](arguments[count:])
+        with for_transforms():
+            values, transposed = torch.func.vjp(of_differentiable, *inputs)[:2]
+            zeros = [torch.zeros_like(y) for y in values]
+            # The transposed map is linear, so its derivative is transposed again: torch.func.jvp does not nest in other
+            # modes.
+            results: Tensors = torch.func.vjp(lambda *g: transposed(g), *zeros)[1](arguments[count:])
         return results
 
     return push_forward

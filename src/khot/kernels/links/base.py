@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from khot._torch_internals import names_in_code
+from khot._names import names_in_code
 
 from .names import find_link, name_of, register, remember
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot._torch_internals import no_view
+from khot._torch_internals import for_transforms, no_view
 from khot._tracing import broadcast_shapes
 
 from ..call import is_first_derivative
@@ -69,8 +69,9 @@ class _LogProb(Function):
 
 
 def _value_and_slopes(exact: Exact, theta: Tensor, k: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    found, pull_back = torch.func.vjp(lambda t: exact(t, k, value), theta.double())[:2]
-    return found, pull_back(torch.ones_like(found))[0]
+    with for_transforms():
+        found, pull_back = torch.func.vjp(lambda t: exact(t, k, value), theta.double())[:2]
+        return found, pull_back(torch.ones_like(found))[0]
 
 
 def _log_prob_jvp(ctx: Any, saved: list[Tensor], tangent: Tensor, *_: Any) -> tuple[Tensor, None]:
@@ -128,11 +129,14 @@ _apply_inclusion = with_forward_mode(_Inclusion, _inclusion_jvp)
 
 
 def _pull_back(definition: Callable[[Tensor], Tensor], theta: Tensor, grad: Tensor) -> Tensor:
-    return cast(Tensor, torch.func.vjp(definition, theta)[1](grad)[0])
+    with for_transforms():
+        return cast(Tensor, torch.func.vjp(definition, theta)[1](grad)[0])
 
 
 def _push_forward(definition: Callable[[Tensor], Tensor], theta: Tensor, tangent: Tensor) -> Tensor:
-    value, pull_back = torch.func.vjp(definition, theta)[:2]
-    # The backward map is linear, and forward mode its transposed derivative: torch.func.jvp does not nest everywhere.
-    zero = torch.zeros_like(value)
-    return cast(Tensor, torch.func.vjp(lambda g: pull_back(g)[0], zero)[1](tangent)[0])
+    with for_transforms():
+        value, pull_back = torch.func.vjp(definition, theta)[:2]
+        # The backward map is linear, and forward mode its transposed derivative: torch.func.jvp does not nest
+        # everywhere.
+        zero = torch.zeros_like(value)
+        return cast(Tensor, torch.func.vjp(lambda g: pull_back(g)[0], zero)[1](tangent)[0])
