@@ -1,7 +1,6 @@
 """Every experiment runs from end to end with the smallest settings, and its parts do what its text says."""
 
 import importlib
-import importlib.util
 import json
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from torch.nn.functional import cross_entropy
 import knn
 import knn_as_published
 import permutation
-import permutation_peers
 import pruning
 import topk_loss
 from image_data import Labelled, Split
@@ -65,22 +63,6 @@ def test_losses_of_sorting_are_least_for_the_true_order(loss):
     scores, scorer = 5 * torch.tensor([[2.0, 0.0, 3.0, 1.0]]), permutation.Scorer(permutation.windows(8, 8))
     right, reverse = scores.argsort(-1), scores.argsort(-1, descending=True)
     assert loss(scorer, scores, right) < 0.1 < 1 < loss(scorer, scores, reverse)
-
-
-@pytest.mark.slow
-def test_relaxed_permutations_are_compared_with_those_that_are_installed(tmp_path):
-    table = permutation_peers.main(["--smoke", "--out", str(tmp_path)])
-    installed = {row for row, package in permutation_peers.PACKAGES.items() if importlib.util.find_spec(package)}
-    assert permutation_peers.LAPSUM in table.scores and table.scores.keys() == installed
-    assert len(table.notes) == (1 if installed == permutation_peers.PACKAGES.keys() else 2)
-
-
-@pytest.mark.parametrize("row, package", permutation_peers.PACKAGES.items())
-def test_relaxed_permutations_have_items_as_rows_and_positions_as_columns(row, package):
-    pytest.importorskip(package)
-    scores = 50 * torch.tensor([[2.0, 3.0, 0.0, 1.0]])
-    permutations = permutation_peers.permute(row, scores, torch.tensor(1.0))
-    assert permutations.argmax(-1).tolist() == [[2, 3, 0, 1]]
 
 
 @pytest.mark.parametrize("row", knn_as_published.MASKS)
