@@ -107,6 +107,32 @@ def test_logits(case, row):
     check_finite(case, "logits", logits.float(), k=k)
 
 
+NEARLY_CERTAIN = {
+    "one": (tensor(-12.0, 3.0, -17.0), 2),
+    "two": (tensor(2.7, -3.1, -13.7, -8.7, 17.4, 8.2, -28.0), 4),
+    "scores_of_odds_beyond_float32": (tensor(0.0, 0.5, -100.0, 30.0), 2),
+}
+
+
+@pytest.mark.parametrize("row", NEARLY_CERTAIN)
+@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+def test_single_precision_has_the_law_of_double_precision(case, row):
+    """Also where a probability rounds to 1: in some designs a unit that is almost certain is not like a certain one."""
+    logits, k = NEARLY_CERTAIN[row]
+    exact, design = case.make(logits=logits, k=k), case.make(logits=logits.float(), k=k)
+    close = {"rtol": 1e-4, "atol": 1e-6, "check_dtype": False}
+    torch.testing.assert_close(design.mean, exact.mean, **close)
+    torch.testing.assert_close(design.sample((20_000,)).mean(0), exact.mean, rtol=0, atol=0.02, check_dtype=False)
+    if not case.has_log_prob:
+        return
+    support = exact.enumerate_support()
+    log_prob = design.log_prob(support.float()).double()
+    torch.testing.assert_close(log_prob.exp(), exact.log_prob(support).exp(), **close)
+    entropy = -(log_prob.exp() * log_prob.masked_fill(log_prob == -math.inf, 0.0)).sum()
+    torch.testing.assert_close(design.entropy(), entropy, **close)
+    torch.testing.assert_close(design.pairwise_inclusion.diagonal(), design.mean, **close)
+
+
 @every_member("sampford", "brewer", "pivotal_fixed")
 @pytest.mark.parametrize("row", PROBS)
 def test_probs(case, row):

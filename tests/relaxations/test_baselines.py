@@ -103,6 +103,30 @@ def test_extreme_inputs(function):
 
 
 @pytest.mark.parametrize("function", BOTH)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_ratios_to_the_temperature_that_overflow(function, dtype, as_tensor):
+    big = torch.finfo(dtype).max / 4
+    rows = [[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0], [1.0, -1.0, 0.0], [-1.0, -0.5, -0.75], [-INF, -1.0, -1.0]]
+    for row, temperature, k in itertools.product(rows, (1e-3, 1.0, 1e30), (0, 1, 2)):
+        x, soft = big * torch.tensor(row, dtype=dtype), torch.tensor(temperature, dtype=dtype)
+        if not as_tensor:
+            soft = temperature
+
+        def weighted(x, soft, k=k):
+            return function(x, k, soft) @ torch.tensor([1.0, -2.0, 0.5], dtype=dtype)
+
+        y = function(x, k, soft)
+        torch.testing.assert_close(y.sum(), torch.tensor(k, dtype=dtype))
+        if row == rows[3] and function is rescaled_sigmoid_topk and k == 0 and temperature < 1:
+            growth = jacrev(function, 1)(x, torch.zeros((), dtype=dtype), soft)
+            assert torch.equal(growth, torch.tensor([0.0, 1.0, 0.0], dtype=dtype))
+        for wanted in (0, 1)[: 1 + as_tensor]:
+            first = jacrev(weighted, wanted)
+            assert first(x, soft).isfinite().all() and jacrev(first)(x, soft).isfinite().all()
+
+
+@pytest.mark.parametrize("function", BOTH)
 def test_errors(function):
     x = torch.zeros(3, 5)
     for error, match, args in [

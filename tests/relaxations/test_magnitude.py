@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.func import jacfwd, jacrev
 
 from khot import sparse_topk_magnitude, topk_mask
 from tests.oracle import cases, tensor
@@ -151,3 +152,22 @@ def test_ties_with_nearly_equal_cotangents(n, k, strength):
         found.append([grad.double() for grad in grads])
     for grad, expected in zip(*found, strict=True):
         torch.testing.assert_close(grad, expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.usefixtures("cpu_backend")
+@pytest.mark.parametrize("p", [2.0, 1.7, 4 / 3])
+@pytest.mark.parametrize("strength", [1e-3, 0.05, 1.0, 1e3])
+@pytest.mark.parametrize(
+    ("x", "k"),
+    [([1.0, -2.0], 2), ([0.0, 2.0], 2), ([0.0, 2.0], 1), ([1.0, 0.0, -2.0], 2), ([0.0, 0.0], 1), ([3.0, 1.0], 0)],
+    ids=str,
+)
+def test_forward_mode_without_a_threshold(p, strength, x, k):
+    """If k entries are all that is not 0, the threshold is 0 and all of them are kept: none follows it."""
+    inputs = [torch.tensor(value, dtype=torch.float64) for value in (x, k, strength)]
+    for wanted in range(3):
+        forward, reverse = (
+            jacobian(lambda x, k, s: sparse_topk_magnitude(x, k, s, p), wanted)(*inputs)
+            for jacobian in (jacfwd, jacrev)
+        )
+        torch.testing.assert_close(forward, reverse, rtol=1e-12, atol=1e-12)

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.func import jacfwd, jacrev
 
 from khot import (
+    StudentT,
     capped_simplex_map,
     lapsum_topk,
     log_lapsum_topk,
@@ -22,6 +24,7 @@ MAPS = {
     "log_lapsum": log_lapsum_topk,
     "normal": normal_topk,
     "capped_exponential": lambda x, k, s: capped_simplex_map(x, k, s, link=CAPPED_EXPONENTIAL),
+    **{f"student_t_{df}": lambda x, k, s, df=df: capped_simplex_map(x, k, s, link=StudentT(df)) for df in (1, 2, 4)},
     **{f"sparse_{p:.3g}": lambda x, k, s, p=p: sparse_topk(x, k, s, p=p) for p in (2.0, 1.9, 4 / 3, 1.15, 1.1)},
 }
 
@@ -64,3 +67,21 @@ def test_rows_without_any_other_entry_have_no_gradient(relaxation, dtype, cpu_ba
         y = relaxation(x, sizes, 0.5)
         (grad,) = torch.autograd.grad(y.exp().sin().sum(), x)
         assert grad.isfinite().all() and not grad[1].any()
+
+
+@pytest.mark.parametrize("relaxation", MAPS.values(), ids=MAPS.keys())
+@pytest.mark.parametrize("row", [[-torch.inf], [-torch.inf] * 2, [torch.inf] * 2, [torch.inf, -torch.inf]], ids=str)
+def test_derivatives_of_rows_of_infinities(relaxation, row, cpu_backend):
+    x = torch.tensor(row, dtype=torch.float64)
+    k, s = (x == torch.inf).sum().double(), torch.tensor(0.5, dtype=torch.float64)
+    possible = (x > -torch.inf).double()  # elsewhere the logarithm of a mask is -inf
+
+    def weighted(x, k, s):
+        y = relaxation(x, k, s)
+        return torch.where(y == -torch.inf, 0.0, y * possible)
+
+    for wanted in range(3):
+        for jacobian in (jacrev, jacfwd):
+            assert jacobian(weighted, wanted)(x, k, s).isfinite().all()
+        for also in range(3):
+            assert jacrev(jacrev(weighted, wanted), also)(x, k, s).isfinite().all()

@@ -51,6 +51,21 @@ def test_definitions(link):
         torch.testing.assert_close(soft_sort(x, SCALES, descending=True, link=link), -soft_sort(-x, SCALES, link=link))
 
 
+@every_link
+@pytest.mark.parametrize("n", [8, 120, 500])
+@pytest.mark.parametrize("scale", [0.1, 1e3])
+@pytest.mark.usefixtures("cpu_backend")
+def test_small_entries_have_all_their_digits(link, n, scale):
+    """The entries, about 1 / n, are differences of masks with entries up to 1."""
+    x = normal(2, n).float()
+    x[1] = 0.3
+    found, exact = (soft_permutation(v, scale, link=link).double() for v in (x, x.double()))
+    eps = torch.finfo(torch.float32).eps
+    torch.testing.assert_close(found, exact, rtol=eps, atol=1e-12)
+    for axis in (-1, -2):
+        torch.testing.assert_close(found.sum(axis), torch.ones(2, n).double(), rtol=2 * eps, atol=0)
+
+
 @pytest.mark.slow
 @every_link
 @every_map

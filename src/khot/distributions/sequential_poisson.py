@@ -1,5 +1,6 @@
 """Sequential Poisson sampling: order sampling with uniform variables."""
 
+import torch
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 
@@ -47,5 +48,7 @@ class SequentialPoisson(OrderSampling):
 
     @lazy_property
     def _positions(self) -> Tensor:
-        interior, p = interior_of(self.probs)
-        return with_certain(p.log(), interior, self.probs)
+        # Scores give probabilities in float64: one that rounds to 1 in float32 would make its unit certain.
+        probs = torch.sigmoid(self.log_odds) if self.relaxes_logits else self.probs
+        interior, p = interior_of(probs)
+        return with_certain(p.log(), interior, probs)

@@ -90,13 +90,14 @@ def permutation(x: Tensor, scale: float | Tensor, descending: bool, link: Link) 
     n, mirrored = x.shape[-1], _mirrored(x, descending)
     if n == 0:
         return x.unsqueeze(-1)[..., :0]
-    rows, scales = _for_each(mirrored.scores, scale, n - 1)
+    # In float64: a difference of masks rounded to float32 would have a few correct digits in long rows.
+    rows, scales = _for_each(mirrored.scores.double(), scale, n - 1)
     below = capped_simplex_map(rows, mirrored.targets(1.0, n - 1, descending), scales, link=link).mT
-    last = torch.ones_like(mirrored.scores).unsqueeze(-1)
+    last = below.new_ones(*x.shape, 1)
     matrix = torch.cat([below, last], -1) - pad(below, (1, 0))
     matrix = with_derivatives_of(matrix.detach().clamp(min=0.0), matrix)  # equal up to rounding
     number = mirrored.is_excluded.sum(-1, keepdim=True).unsqueeze(-1)
     place = torch.arange(n, device=x.device)
     is_lowest = place >= n - number if descending else place < number
     share = is_lowest.double() / number.clamp(min=1)
-    return torch.where(mirrored.is_excluded.unsqueeze(-1), share.to(matrix.dtype), matrix).to(x.dtype)
+    return torch.where(mirrored.is_excluded.unsqueeze(-1), share, matrix).to(x.dtype)

@@ -11,6 +11,27 @@ from khot.kernels.exact.rows import compute_dtype
 
 from .axes import as_axes, as_rows
 
+FAR = 1e9  # log-odds beyond which the logarithm of a sigmoid is the log-odds, to all digits
+
+
+def _ratio(scores: Tensor, temperature: float | Tensor) -> Tensor:
+    """``scores / temperature`` up to a size that certainly saturates, beyond which it has no gradient."""
+    most = torch.finfo(scores.dtype).max ** 0.5  # leaves room for derivatives
+    if not isinstance(temperature, Tensor):
+        return (scores / temperature).clamp(-most, most)
+    log = temperature.log()  # its derivatives multiply no gradient of 0 by a power of 1 / T that has overflowed
+    return (scores / temperature.detach()).clamp(-most, most) * (log.detach() - log).exp()
+
+
+def _log_sigmoid(scores: Tensor, temperature: float | Tensor, excluded: Tensor) -> Tensor:
+    """``log(sigmoid(scores / temperature))`` up to a constant for each row whose quotients all overflow downwards."""
+    if scores.shape[-1] == 0:
+        return scores
+    largest = scores.detach().masked_fill(excluded, -torch.inf).amax(-1, keepdim=True)
+    largest = torch.where((largest / temperature).detach() < -FAR, largest, 0.0)
+    from_largest = _ratio(scores - largest, temperature)  # log(sigmoid(z)) is z to all digits
+    return torch.where(largest < 0, from_largest, logsigmoid(from_largest))
+
 
 @of_rows
 def rescaled_sigmoid_topk(
@@ -58,12 +79,11 @@ def rescaled_sigmoid_topk(
     excluded = rows == -torch.inf
     scores = rows.to(compute_dtype(x)).masked_fill(excluded, 0)
     k, temperature = (v.to(scores).unsqueeze(-1) if isinstance(v, Tensor) else v for v in (k, temperature))
-    logits = scores / temperature
     # Sigmoids divided by their sum are a softmax of their logarithms, which stays exact where all of them underflow.
     lowest = torch.finfo(scores.dtype).min
-    share = logsigmoid(logits).masked_fill(excluded, lowest).softmax(-1)
-    share_out = logsigmoid(-logits).masked_fill(excluded, lowest).softmax(-1)
-    total = torch.sigmoid(logits).masked_fill(excluded, 0).sum(-1, keepdim=True)
+    share = _log_sigmoid(scores, temperature, excluded).masked_fill(excluded, lowest).softmax(-1)
+    share_out = _log_sigmoid(-scores, temperature, excluded).masked_fill(excluded, lowest).softmax(-1)
+    total = torch.sigmoid(_ratio(scores, temperature)).masked_fill(excluded, 0).sum(-1, keepdim=True)
     unmasked = (~excluded).sum(-1, keepdim=True).to(scores.dtype)  # an integer minus a number would be a float32
     y = torch.where(total >= k, k * share, 1 - (unmasked - k) * share_out)
     return as_axes(y.masked_fill(excluded, 0).to(x.dtype), x, dim)

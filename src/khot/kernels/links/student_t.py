@@ -105,7 +105,8 @@ class StudentT(Link, name="student_t"):
     def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         rate = -(self.df + 1) / torch.where(z == 0, 1.0, z)
         factor = 2 * torch.pi if self.df == 1 else INFINITE  # z^(df - 1) (df + 1) / DENSITY
-        return rate, (factor * beyond / (share > 0).sum(-1, keepdim=True)).clamp(-INFINITE, INFINITE)
+        number = (share > 0).sum(-1, keepdim=True).clamp(min=1)  # 0 in a row of infinite scores
+        return rate, (factor * beyond / number).clamp(-INFINITE, INFINITE)
 
     def _radius(self, z: Tensor) -> Tensor:
         return torch.hypot(z, torch.full_like(z, math.sqrt(self.df)))

@@ -167,7 +167,7 @@ def _magnitudes(rows: MapRows) -> Items:
         z,
         z,
         rows.link.slope(z) * inside,
-        ratio * t.clamp(min=TINY),
+        ratio * positive.clamp(min=TINY),
         t,
         1 - at.offset * ratio / q,
         ratio.rsqrt(),
