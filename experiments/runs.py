@@ -35,8 +35,8 @@ import torch
 from torch import nn
 
 VALIDATION_SEED = 2**20  # every epoch is validated with the same draws
-# What a result does not depend on. Seeds are in the names of the files.
-IRRELEVANT = ("command", "data_dir", "out", "processes", "rows", "runs", "seed", "seeds")
+# What a result does not depend on. Seeds and lengths of sequences are in the names of the files.
+IRRELEVANT = ("command", "data_dir", "lengths", "out", "processes", "rows", "runs", "seed", "seeds")
 
 Result = dict[str, Any]
 RunRow = Callable[["Run", Namespace], Result]

@@ -23,6 +23,7 @@ OWN_TESTS = {  # of the experiments that test_smoke.py does not run
     "feature_selector_comparison": "test_feature_selector_comparison.py",
     "learned_k": "test_feature_selection_methods.py",
     "moe_router": "test_moe_router.py",
+    "permutation_peers": "test_permutation_peers.py",
     "pyro_estimators": "test_pyro_estimators.py",
     "simple_slopes": "test_simple_slopes.py",
     "sparse_autoencoder": "test_sparse_autoencoder.py",

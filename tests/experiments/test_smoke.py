@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import knn
+import knn_as_published
 import permutation
 import pruning
 import topk_loss
@@ -18,7 +19,15 @@ from image_data import Labelled, Split
 from runs import Run
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-PERCENT = ("custom_loop", "feature_selection", "knn", "permutation", "pruning", "topk_loss")  # scores in [0, 100]
+PERCENT = (  # scores in [0, 100]
+    "custom_loop",
+    "feature_selection",
+    "knn",
+    "knn_as_published",
+    "permutation",
+    "pruning",
+    "topk_loss",
+)
 NAMES = (*PERCENT, "horvitz_thompson", "polynomial_programming")
 
 
@@ -51,9 +60,20 @@ def test_neighbours_of_the_same_label_cost_nothing(relaxation):
 
 @pytest.mark.parametrize("loss", permutation.ROWS.values(), ids=permutation.ROWS)
 def test_losses_of_sorting_are_least_for_the_true_order(loss):
-    scores, scorer = 5 * torch.tensor([[2.0, 0.0, 3.0, 1.0]]), permutation.Scorer(8, 8)
+    scores, scorer = 5 * torch.tensor([[2.0, 0.0, 3.0, 1.0]]), permutation.Scorer(permutation.windows(8, 8))
     right, reverse = scores.argsort(-1), scores.argsort(-1, descending=True)
     assert loss(scorer, scores, right) < 0.1 < 1 < loss(scorer, scores, reverse)
+
+
+@pytest.mark.parametrize("row", knn_as_published.MASKS)
+def test_the_linear_loss_counts_true_labels(row):
+    if row == knn_as_published.NEURAL:
+        pytest.importorskip("difftopk")
+    labels = torch.arange(200) % 10
+    apart = 100 * torch.eye(10)
+    assert knn_as_published.linear_loss(apart[labels], labels, 9, row).item() == pytest.approx(-9, abs=0.1)
+    others = torch.cat([(labels[:100] + 1) % 10, labels[100:]])
+    assert knn_as_published.linear_loss(apart[labels], others, 9, row).item() == pytest.approx(0, abs=0.1)
 
 
 def test_evaluation_of_sorting():
@@ -96,11 +116,13 @@ def test_fine_tuning_runs(tmp_path):
     assert json.loads((tmp_path / "topk_loss_pretrain.json").read_text())["findings"]
 
 
+@pytest.mark.parametrize("data", ["digits", "mnist"])
 @pytest.mark.parametrize("row", topk_loss.FINE_TUNED)
-def test_losses_of_fine_tuning_prefer_the_label(row):
+def test_losses_of_fine_tuning_prefer_the_label(row, data):
     labels, scores = torch.tensor([7, 42]), torch.zeros(2, topk_loss.CLASSES, requires_grad=True)
-    loss, _, strength = topk_loss.FINE_TUNED[row]
-    gradient = torch.autograd.grad(loss(scores, labels, strength=strength), scores)[0]
+    tuning = topk_loss.FINE_TUNED[row]
+    loss = tuning.loss(scores, labels, strength=getattr(tuning, data).strength)
+    gradient = torch.autograd.grad(loss, scores)[0]
     assert gradient.argmin(-1).tolist() == labels.tolist() and bool((gradient.amin(-1) < 0).all())
 
 

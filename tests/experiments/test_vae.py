@@ -57,16 +57,17 @@ def test_a_guide_equal_to_the_prior_costs_nothing(row):
 @pytest.mark.parametrize("prior", vae.PRIOR_TERMS)
 def test_prior_terms_vanish_at_equal_logits_and_are_those_they_say(prior):
     method, images = vae.METHODS[vae.FIRST], torch.ones(3, 9)
-    autoencoder = vae.VAE(9, vae.Latent(1, 2, 1), method, prior, SETTINGS)
+    autoencoder = vae.VAE(9, vae.Latent(3, 2, 1), method, prior, SETTINGS)
     for parameter in autoencoder.encoder.parameters():
         parameter.detach().zero_()
     factor = vae.poutine.trace(autoencoder.guide).get_trace(images).nodes["prior_term"]["fn"].log_factor
     assert factor.abs().max() < 1e-6
-    autoencoder.encoder[-1].bias.data = torch.tensor([3.0, 1 / 3]).log()  # pi = (3/4, 1/4), softmax = (9/10, 1/10)
+    logits = torch.tensor([3.0, 1 / 3]).log()  # pi = (3/4, 1/4), softmax = (9/10, 1/10)
+    autoencoder.encoder[-1].bias.data = logits.repeat(3)
     factor = vae.poutine.trace(autoencoder.guide).get_trace(images).nodes["prior_term"]["fn"].log_factor
-    p = torch.tensor([0.9, 0.1] if prior == "softmax" else [0.25, 0.75])
-    vectors = 1 if prior == "softmax" else 2  # of the independent entries, each has two outcomes
-    assert factor.tolist() == pytest.approx([vectors * (p * (2 * p).log()).sum().item()] * 3, abs=1e-5)
+    p = torch.tensor([0.25, 0.75] if prior == "per-item" else [0.9, 0.1])
+    times = {"softmax": 3, vae.AVERAGED: 1, "per-item": 6}[prior]  # independent entries have two outcomes each
+    assert factor.tolist() == pytest.approx([times * (p * (2 * p).log()).sum().item()] * 3, abs=1e-5)
 
 
 def test_grey_values_cost_their_cross_entropy():
