@@ -84,8 +84,7 @@ class Masking(Module):
     def softness(self, value: float | None) -> None:
         self._softness = value
         if self.log_softness is not None and self._softness is not None:
-            with torch.no_grad():
-                self.log_softness.fill_(math.log(self._softness))
+            self.overwrite("log_softness", math.log(self._softness))
 
     def _current_softness(self) -> float | Tensor | None:  # not a property: compilers cannot find one through `super`
         if self.log_softness is not None:
