@@ -26,6 +26,7 @@ from khot.nn import (
     TopK,
     TopKCrossEntropyLoss,
     TopKMask,
+    topk_attention,
 )
 from tests.inputs import normal
 from tests.modules import MODULES, ModuleCase, N
@@ -401,6 +402,37 @@ def test_pruned_parameters_learn(case):
         torch.testing.assert_close(getattr(model[1], f"{name}_orig"), parameter)
         prune.remove(model[1], name)
     torch.testing.assert_close(model.eval()(X), plain.eval()(X))
+
+
+class Attention(nn.Module):
+    """Of tokens to at most four of them."""
+
+    def __init__(self, softness=None):
+        super().__init__()
+        self.softness = softness
+
+    def forward(self, x):
+        return topk_attention(x, x, x, 4, self.softness)
+
+
+LIMITED = {
+    "expert_choice": ExpertChoice(4),
+    "expert_choice_relaxed": ExpertChoice(4, 0.5),
+    "token_choice_capacity": TokenChoice(2, capacity=4),
+    "attention": Attention(),
+    "attention_relaxed": Attention(0.5),
+}
+
+
+@pytest.mark.needs_torch("2.8")  # earlier, the exporter fixes some of these sizes
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("module", LIMITED.values(), ids=LIMITED.keys())
+def test_programs_take_fewer_tokens_than_the_limit(module, strict):
+    axes = {0: torch.export.Dim("tokens")}
+    program = torch.export.export(module.eval(), (X,), dynamic_shapes=(axes,), strict=strict).module()
+    for tokens in (2, 3, 10):
+        x = normal(tokens, N, seed=tokens, dtype=torch.float32)
+        torch.testing.assert_close(program(x), module(x))
 
 
 class Exponential(nn.Module):
