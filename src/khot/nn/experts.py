@@ -88,6 +88,7 @@ class ExpertChoice(TopK):
     def _capacity_for(self, x: Tensor, capacity: float | Tensor) -> float | Tensor:
         """The capacity, limited to the number of tokens that each expert can take."""
         _check_gates(x)
+        check_scores(x, -2)
         tokens: Any = x.shape[-2]
         looks = not has_parts(x) and looks_at_contents(*tensors_among(x, capacity))
         if isinstance(capacity, Tensor):
