@@ -202,25 +202,26 @@ def of_all(model):
     def extended():
         with pyro.poutine.trace() as trace:
             model()
-        pyro.factor("total", trace.trace.nodes["x"]["value"][..., 0].sum() ** 2)
+        pyro.factor("total", trace.trace.nodes["x"]["value"][..., 0].sum((-2, -1), keepdim=True) ** 2)
 
     return extended
 
 
+@pytest.mark.parametrize("chains", [None, 5])
 @pytest.mark.parametrize(
     ("model", "blocks"),
     [(in_plates(within), 6), (in_plates(one_row), 1), (of_all(in_plates(within)), 1)],
     ids=["factorises", "against the plates", "term outside"],
 )
-def test_blocks(model, blocks):
-    kernel = KHotSwap(model)
+def test_blocks(model, blocks, chains):
+    kernel = KHotSwap(model, chains=chains)
     kernel.setup(0)
     (site,) = kernel._sites
-    value = kernel.initial_params["x"]
-    assert site.blocks(value).shape == (blocks, 6 // blocks, 4)
+    value, number = kernel.initial_params["x"], blocks * (chains or 1)
+    assert site.blocks(value).shape == (number, 6 // blocks, 4)
     assert torch.equal(site.unblocked(site.blocks(value)), value)
     after = kernel.sample(kernel.initial_params)["x"]
-    assert (after.sum(-1) == 2).all() and (after != value).any(-1).sum() <= blocks
+    assert (after.sum(-1) == 2).all() and (after != value).any(-1).sum() <= number
 
 
 def test_mixed_sizes_and_rows_without_swaps():

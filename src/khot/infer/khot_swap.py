@@ -276,6 +276,8 @@ class KHotSwap(MCMCKernel):
     def _factorises(self, site: KHotSite, params: Values) -> bool:
         """Whether swaps in some blocks change the log joint density of no other block, tested in a few random cases."""
         value = site.blocks(params[site.name])
+        # The log joint density is that of the blocks to be tested.
+        self._log_joint.sites = [site if other.name == site.name else other for other in self._sites]
         return len(value) == 1 or all(self._swaps_stay_apart(site, params, value) for _ in range(TRIALS))
 
     def _swaps_stay_apart(self, site: KHotSite, params: Values, value: Tensor) -> bool:
