@@ -44,6 +44,13 @@ def test_logits_without_a_size(public):
         public(logits=torch.zeros(4))
 
 
+@pytest.mark.parametrize("case", [case for case in DESIGNS if case.has_log_prob], ids=lambda case: case.name)
+def test_a_relaxed_value_names_the_reparameterisation_once(case):
+    advice = r"entries between 0 and 1 are relaxed: relax the model too \(khot\.infer\.KHotReparam\)$"
+    with pytest.raises(ValueError, match=advice):
+        case.make(logits=torch.zeros(4), k=2).log_prob(torch.full((4,), 0.5))
+
+
 @pytest.mark.parametrize("argument", ["relaxation", "temperature"])
 @pytest.mark.parametrize("case", [case for case in DESIGNS if not case.takes_relaxation], ids=lambda case: case.name)
 def test_natural_parameters_have_no_relaxation(case, argument):

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.utils.parametrize import is_parametrized
 
 from khot._torch_internals import is_exporting
 
@@ -36,6 +37,15 @@ class Module(torch.nn.Module):
             return self._changed[name]
         return getattr(self, name)
 
+    def overwrite(self, name: str, value: float | Tensor) -> None:
+        """Writes a number, or numbers, into a parameter or buffer; if it has parametrisations, by their inverse."""
+        with torch.no_grad():
+            own, is_computed = getattr(self, name), is_parametrized(self, name)
+            new = own.clone() if is_computed else own
+            new.copy_(value) if isinstance(value, Tensor) else new.fill_(value)
+            if is_computed:
+                super().__setattr__(name, new)
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.numbers:
             if not isinstance(value, Parameter):  # FSDP replaces the parameter with its shards
@@ -57,15 +67,22 @@ class Module(torch.nn.Module):
                 self._buffers[name] = buffer.to(moved.device)
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        assigns = local_metadata.get("assign_to_params_buffers", False)
         for name, own in (*self._parameters.items(), *self._buffers.items()):
             saved = state_dict.get(prefix + name)
             if own is None or not isinstance(saved, Tensor):
                 continue
             if saved.dim() == 0 and own.shape == (1,):
                 saved = saved.reshape(1)
-            state_dict[prefix + name] = saved.to(own.dtype) if name in self._buffers else saved
-        super()._load_from_state_dict(state_dict, prefix, *args)
+            if name in self._buffers:
+                saved = saved.to(own.dtype)
+                if assigns and saved.shape == own.shape:
+                    self._buffers[name] = saved  # a setter would copy the number, which a meta tensor cannot take
+            state_dict[prefix + name] = saved
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
 
 def as_scalar(parameter: Tensor) -> Tensor:

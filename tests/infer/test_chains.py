@@ -33,6 +33,18 @@ def test_every_chain_has_the_posterior(k):
     check_selection(k, lambda f: f(x).mean(1))
 
 
+@pytest.mark.parametrize(("n", "swaps"), [(4, None), (6, None), (4, 2), (6, 3)])
+def test_chains_reach_all_vectors(n, swaps):
+    """Even if half of the units are in, and all of them may leave at once; chi-square, level 1e-6."""
+    design = ConditionalPoisson(logits=torch.zeros(n), k=n // 2)
+    support = design.enumerate_support()
+    kernel = KHotSwap(lambda: pyro.sample("x", design), chains=1000, swaps_per_proposal=swaps)
+    start = {"x": support[:1].expand(1000, n)}
+    mcmc = MCMC(kernel, num_samples=1, warmup_steps=200, initial_params=start, disable_progbar=True)
+    mcmc.run()
+    check_subsets(mcmc.get_samples()["x"], support, torch.full((len(support),), 1 / len(support)).double())
+
+
 def coupled(k):
     """Two sites, the second of which has rows in an inner plate, next to each other and to a plate of no rows."""
     x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros(4).double(), k=k))

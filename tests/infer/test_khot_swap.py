@@ -202,25 +202,26 @@ def of_all(model):
     def extended():
         with pyro.poutine.trace() as trace:
             model()
-        pyro.factor("total", trace.trace.nodes["x"]["value"][..., 0].sum() ** 2)
+        pyro.factor("total", trace.trace.nodes["x"]["value"][..., 0].sum((-2, -1), keepdim=True) ** 2)
 
     return extended
 
 
+@pytest.mark.parametrize("chains", [None, 5])
 @pytest.mark.parametrize(
     ("model", "blocks"),
     [(in_plates(within), 6), (in_plates(one_row), 1), (of_all(in_plates(within)), 1)],
     ids=["factorises", "against the plates", "term outside"],
 )
-def test_blocks(model, blocks):
-    kernel = KHotSwap(model)
+def test_blocks(model, blocks, chains):
+    kernel = KHotSwap(model, chains=chains)
     kernel.setup(0)
     (site,) = kernel._sites
-    value = kernel.initial_params["x"]
-    assert site.blocks(value).shape == (blocks, 6 // blocks, 4)
+    value, number = kernel.initial_params["x"], blocks * (chains or 1)
+    assert site.blocks(value).shape == (number, 6 // blocks, 4)
     assert torch.equal(site.unblocked(site.blocks(value)), value)
     after = kernel.sample(kernel.initial_params)["x"]
-    assert (after.sum(-1) == 2).all() and (after != value).any(-1).sum() <= blocks
+    assert (after.sum(-1) == 2).all() and (after != value).any(-1).sum() <= number
 
 
 def test_mixed_sizes_and_rows_without_swaps():
@@ -253,18 +254,30 @@ def spike_and_slab(x_matrix, y):
 
 @pytest.mark.slow
 def test_with_nuts_against_marginal_likelihoods():
-    """The posterior of x with the slab summed out, and the posterior mean of the coefficients x * slab."""
+    """Exact draws of x and slab stay exact: those of x at level 1e-6, the means of x * slab to 5 standard errors."""
     x_matrix = normal(12, 5)
     y = x_matrix[:, :2] @ torch.tensor([0.8, -0.5]).double() + normal(12, seed=1)
     support = k_hot_vectors(5, 2)
     covariance = (x_matrix * support[:, None]) @ x_matrix.mT + torch.eye(12).double()
     posterior = dist.MultivariateNormal(ZEROS(12), covariance).log_prob(y).softmax(0)
-    coefficients = posterior @ (torch.linalg.solve(covariance, y.expand(10, 12)) @ x_matrix * support)
-    samples = run(
-        spike_and_slab, x_matrix, y, num_samples=320, warmup_steps=80, continuous=NUTS, swaps_per_step=2
-    ).get_samples()
-    for draws, expected in ((samples["x"], posterior @ support), (samples["x"] * samples["slab"], coefficients)):
-        check_means(draws.view(40, -1, 5).mean(1), expected)
+    means = torch.linalg.solve(covariance, y.expand(10, 12)) @ x_matrix * support
+    precision = support[:, :, None] * (x_matrix.mT @ x_matrix) * support[:, None] + torch.eye(5).double()
+    options = {"step_size": 0.3, "adapt_step_size": False, "adapt_mass_matrix": False, "max_tree_depth": 2}
+    kernel = KHotSwap(spike_and_slab, lambda given: NUTS(given, **options), swaps_per_step=4)
+    kernel.setup(0, x_matrix, y)
+    starts = posterior.multinomial(300, replacement=True)
+    slabs = dist.MultivariateNormal(means[starts], precision_matrix=precision[starts]).sample()
+    ends = []
+    for start, slab in zip(starts, slabs, strict=True):
+        params = {"x": support[start], "slab": slab}
+        for _ in range(2):
+            params = kernel.sample(params)
+        ends.append(params)
+    x, slab = (torch.stack([end[name] for end in ends]) for name in ("x", "slab"))
+    assert all((new != old).any(-1).double().mean() > 0.3 for new, old in ((x, support[starts]), (slab, slabs)))
+    check_subsets(x, support, posterior)
+    error = (x * slab).std(0) / math.sqrt(len(x))
+    assert (((x * slab).mean(0) - posterior @ means).abs() < 5 * error).all()
 
 
 def constrained():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from khot import ConditionalPoisson
-from khot.infer.paths import ACCEPTANCE, Path, PathLength
+from khot.infer.paths import ACCEPTANCE, SINGLE_SHARE, Path, PathLength
 from khot.infer.swaps import Point, Sizes, log_ratio
 from tests.gof import check_subsets
 from tests.infer.test_swaps import SLOPES
@@ -80,14 +80,19 @@ def test_lengths_approach_the_best_rate_of_acceptance(at_one, mean):
     """If a swap more multiplies the rate by the same factor."""
     length = PathLength(20)
     for _ in range(2000):
-        length.adapt(at_one**length.mean)
+        length.adapt(at_one**length.mean, round(length.mean))
+        if length.mean >= 2:
+            length.adapt(1.0, 1)
     assert length.mean == pytest.approx(mean, rel=1e-2)
     assert mean in (1, 20) or at_one**mean == pytest.approx(ACCEPTANCE, rel=1e-2)
 
 
-def test_lengths_are_next_to_their_mean():
+def test_lengths_are_one_or_next_to_their_mean():
+    """Shares within 5 standard errors, level 2e-6."""
     torch.manual_seed(0)
     drawn = torch.tensor([PathLength(9, 3.25).draw() for _ in range(4000)]).double()
-    assert {*drawn.tolist()} == {3.0, 4.0}
-    assert abs(drawn.mean() - 3.25) < 5 * math.sqrt(0.25 * 0.75 / 4000)
-    assert {PathLength(9, 4.0).draw() for _ in range(9)} == {4}
+    assert {*drawn.tolist()} == {1.0, 3.0, 4.0}
+    assert abs((drawn == 1).double().mean() - SINGLE_SHARE) < 5 * math.sqrt(0.1 * 0.9 / 4000)
+    assert abs(drawn[drawn > 1].mean() - 3.25) < 5 * math.sqrt(0.25 * 0.75 / 3000)
+    assert {PathLength(9, 4.0).draw() for _ in range(99)} == {1, 4}
+    assert {PathLength(9, 1.0).draw() for _ in range(9)} == {1}

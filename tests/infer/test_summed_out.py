@@ -9,6 +9,7 @@ import torch
 from pyro.infer import HMC, MCMC
 
 from khot import ConditionalPoisson, KHotSwap
+from khot.infer.chains import PLATE
 from tests.gof import check_subsets
 from tests.infer.test_khot_swap import steps_from
 from tests.inputs import normal
@@ -85,21 +86,26 @@ def test_rows_that_are_independent_are_blocks():
     torch.testing.assert_close(state.log_joint["x"], torch.stack(terms).logsumexp(0))
 
 
+@pytest.mark.parametrize("chains", [None, 4])
 @pytest.mark.parametrize("shares", ["the class", "a parent of the class", "nothing"])
-def test_a_class_that_rows_share_makes_them_one_block(shares):
-    """Even if it matters so little that no swap shows it."""
+def test_a_class_that_rows_share_makes_them_one_block(shares, chains):
+    """Even if it matters so little that no swap shows it; the other plates, as that of the chains, stay blocks."""
 
     def model():
-        kind = pyro.sample("kind", dist.Bernoulli(torch.tensor(0.5)), infer=SUM_OUT)
-        with pyro.plate("rows", 3):
-            of_row = pyro.sample("of_row", dist.Bernoulli(0.2 + 0.5 * kind), infer=SUM_OUT)
-            x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros(5), k=2))
-            matters = {"the class": kind, "a parent of the class": of_row, "nothing": torch.ones(())}[shares]
-            pyro.factor("gain", 1e-9 * matters * x[..., 0])
+        with pyro.plate("groups", 2, dim=-2):
+            kind = pyro.sample("kind", dist.Bernoulli(torch.tensor(0.5)), infer=SUM_OUT)
+            with pyro.plate("rows", 3, dim=-1):
+                of_row = pyro.sample("of_row", dist.Bernoulli(0.2 + 0.5 * kind), infer=SUM_OUT)
+                x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros(5), k=2))
+                matters = {"the class": kind, "a parent of the class": of_row, "nothing": torch.ones(())}[shares]
+                pyro.factor("gain", 1e-9 * matters * x[..., 0])
 
-    kernel = KHotSwap(model)
+    kernel = KHotSwap(model, chains=chains)
     kernel.setup(0)
-    assert kernel._sites[0].plate_names == ({"rows"} if shares == "nothing" else set())
+    plates = {"groups"} if chains is None else {"groups", PLATE}
+    assert kernel._sites[0].plate_names == (plates | {"rows"} if shares == "nothing" else plates)
+    after = kernel.sample(kernel.initial_params)["x"]
+    assert (after.sum(-1) == 2).all()
 
 
 def test_beside_a_continuous_kernel():

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import pickle
 from functools import partial
 
@@ -59,14 +60,21 @@ def check_evaluation_is_deterministic(case):
 
 
 def check_state(case):
-    """A fresh module that loads the state of another one behaves like it."""
-    module, file, fresh = trained(case), io.BytesIO(), case.make().eval()
+    """A fresh module that loads the state of another one behaves like it, also if it had no data before."""
+    module, file = trained(case), io.BytesIO()
     for parameter in module.parameters():
         parameter.data += 0.1
     torch.save(module.state_dict(), file)
     file.seek(0)
-    fresh.load_state_dict(torch.load(file))
-    assert torch.equal(outcome(case, fresh), outcome(case, module))
+    state = torch.load(file)
+    with torch.device("meta"):
+        empty = case.make()
+    for fresh, assign in ((case.make(), False), (case.make(), True), (empty, True)):
+        fresh.load_state_dict(case.make().state_dict(), assign=assign)  # of a module that has never been called
+        fresh.load_state_dict(state, assign=assign)
+        assert torch.equal(outcome(case, fresh.eval()), outcome(case, module))
+        own = dict(itertools.chain(fresh.named_parameters(), fresh.named_buffers()))
+        assert all((own[name].data_ptr() == saved.data_ptr()) == assign for name, saved in state.items())
 
 
 def check_copies(case):
@@ -81,6 +89,8 @@ def check_copies(case):
 def check_repr(case):
     assert repr(case.make()).startswith(f"{case.public.__name__}(")
     assert "\n" not in repr(case.make())
+    with torch.device("meta"):
+        assert repr(case.make()).startswith(f"{case.public.__name__}(")
 
 
 @only_for(lambda case: isinstance(case.make, partial))

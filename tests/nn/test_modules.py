@@ -411,6 +411,7 @@ def test_too_few_entries_that_are_not_excluded():
         (lambda: TopKMask(), TypeError, r"^TopKMask\.__init__"),
         (lambda: KHotGate(2)(torch.ones(3, 5)), ValueError, r"KHotGate\(5, 2\) lets 2 of 5 inputs through"),
         (lambda: KHotGate(4, 2)(torch.ones(3, 5)), ValueError, r"KHotGate\(n=4, k=2\)"),
+        (lambda: ExpertChoice(1)(torch.ones(3, 2, dtype=torch.cfloat)), TypeError, "must have a floating-point dtype"),
     ],
 )
 def test_errors_say_what_to_write(call, error, message):

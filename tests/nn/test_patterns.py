@@ -101,6 +101,16 @@ def test_states_have_the_pattern(make):
         fresh.load_state_dict(before)
 
 
+@pytest.mark.parametrize("make", [NMSparsity, lambda: MagnitudeSparsity(0.5)], ids=["two_of_four", "magnitude"])
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_loaded_pattern_follows_the_weight(make, assign):
+    """A module on an accelerator loads a state from the memory of the host."""
+    module, frozen = make().to("meta"), make()
+    frozen.freeze(W)
+    module.load_state_dict(frozen.state_dict(), assign=assign)
+    assert module(W.to("meta")).is_meta and module.pattern.is_meta
+
+
 @pytest.mark.parametrize("make", [*MAKERS, lambda: MagnitudeSparsity(0.5)])
 @pytest.mark.parametrize("how", ["at_once", "in_a_call", "loaded"])
 def test_a_pattern_of_inference_mode_can_be_trained(make, how):

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.func import functional_call
+from torch.nn.utils import parametrize, prune
 from torch.optim.swa_utils import AveragedModel
 
 import khot
@@ -25,6 +26,7 @@ from khot.nn import (
     TopK,
     TopKCrossEntropyLoss,
     TopKMask,
+    topk_attention,
 )
 from tests.inputs import normal
 from tests.modules import MODULES, ModuleCase, N
@@ -388,6 +390,78 @@ def test_fully_sharded(group, case):
         torch.testing.assert_close(ours.full_tensor(), theirs)
     assert_same(buffers(model), buffers(plain))
     torch.testing.assert_close(model.eval()(X), plain.eval()(X))
+
+
+@pytest.mark.parametrize("case", [case for case in ACTIVATIONS if list(case.make().parameters())], ids=lambda c: c.name)
+def test_pruned_parameters_learn(case):
+    model, plain = network(case), network(case)
+    for name, _ in list(model[1].named_parameters()):
+        prune.identity(model[1], name)  # torch sets a plain attribute before each call, here to the whole parameter
+    torch.testing.assert_close(train(model), train(plain))
+    for name, parameter in plain[1].named_parameters():
+        torch.testing.assert_close(getattr(model[1], f"{name}_orig"), parameter)
+        prune.remove(model[1], name)
+    torch.testing.assert_close(model.eval()(X), plain.eval()(X))
+
+
+class Attention(nn.Module):
+    """Of tokens to at most four of them."""
+
+    def __init__(self, softness=None):
+        super().__init__()
+        self.softness = softness
+
+    def forward(self, x):
+        return topk_attention(x, x, x, 4, self.softness)
+
+
+LIMITED = {
+    "expert_choice": ExpertChoice(4),
+    "expert_choice_relaxed": ExpertChoice(4, 0.5),
+    "token_choice_capacity": TokenChoice(2, capacity=4),
+    "attention": Attention(),
+    "attention_relaxed": Attention(0.5),
+}
+
+
+@pytest.mark.needs_torch("2.8")  # earlier, the exporter fixes some of these sizes
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("module", LIMITED.values(), ids=LIMITED.keys())
+def test_programs_take_fewer_tokens_than_the_limit(module, strict):
+    axes = {0: torch.export.Dim("tokens")}
+    program = torch.export.export(module.eval(), (X,), dynamic_shapes=(axes,), strict=strict).module()
+    for tokens in (2, 3, 10):
+        x = normal(tokens, N, seed=tokens, dtype=torch.float32)
+        torch.testing.assert_close(program(x), module(x))
+
+
+class Exponential(nn.Module):
+    """A parametrisation by a positive number."""
+
+    def forward(self, x):
+        return x.exp()
+
+    def right_inverse(self, y):
+        return y.log()
+
+
+@pytest.mark.parametrize(
+    ("module", "parameter", "name"),
+    [
+        (TopK(2, 2.0, learn_softness=True), "log_softness", "softness"),
+        (JumpReLU(0.3, learn_threshold=True), "threshold", "threshold"),
+        (JumpReLU(torch.full((N,), 0.3), learn_threshold=True), "threshold", "threshold"),
+    ],
+    ids=["softness", "threshold", "thresholds"],
+)
+def test_assigned_numbers_go_through_parametrisations(module, parameter, name):
+    parametrize.register_parametrization(module, parameter, Exponential())
+    original, before = module.parametrizations[parameter].original, getattr(module, name).detach()
+    setattr(module, name, 1.5)
+    torch.testing.assert_close(getattr(module, name).detach(), torch.full_like(before, 1.5))
+    assert module.parametrizations[parameter].original is original
+    (grad,) = torch.autograd.grad(module(X).sum(), original)
+    assert grad.shape == original.shape
 
 
 @pytest.mark.parametrize("name", ["log_softness", "threshold"])

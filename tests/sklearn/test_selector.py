@@ -296,6 +296,23 @@ def test_threads_of_a_fit(n_jobs, surrounding, threads):
         torch.set_num_threads(before)
 
 
+def test_fits_in_several_threads_of_python():
+    """Each learns what it learns alone, and torch's random state and number of threads are those from before."""
+    X, y, _ = planted(0)
+
+    def curve(seed):
+        return KHotSelector(2, max_iter=100, random_state=seed).fit(X, y).loss_curve_
+
+    expected, before = [curve(seed) for seed in range(4)], torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        state = torch.get_rng_state()
+        assert joblib.Parallel(4, "threading")(joblib.delayed(curve)(seed) for seed in range(4)) == expected
+        assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
 @contextlib.contextmanager
 def default_dtype(dtype):
     before = torch.get_default_dtype()

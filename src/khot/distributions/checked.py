@@ -82,8 +82,8 @@ class CheckedDesign(EnumeratedDesign):
         except ValueError as error:
             if "support" not in str(error) or not can_look(value) or not ((value > 0) & (value < 1)).any():
                 raise
-            message = "entries between 0 and 1 are relaxed: relax the model too (khot.infer.KHotReparam)"
-            raise ValueError(f"{error}\n{message} (khot.infer.KHotReparam)") from None
+            advice = "entries between 0 and 1 are relaxed: relax the model too (khot.infer.KHotReparam)"
+            raise ValueError(f"{error}\n{advice}") from None
 
     def _sums_of(self, probs: Tensor) -> Tensor:
         n = shape_of(probs)[-1]

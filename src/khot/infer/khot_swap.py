@@ -89,7 +89,8 @@ class KHotSwap(MCMCKernel):
         uniform_share: Share u of uniform swaps among the proposals, in [0, 1]; with 1 no gradient is computed.
         swaps_per_step: How often a step visits the k-hot sites.
         swaps_per_proposal: Number of swaps that are proposed together and accepted or rejected together; by default, it
-            is adapted during warm-up. It is 1 if the size is not fixed, and if rows do not factorise.
+            is adapted during warm-up. It is 1 if the size is not fixed, and if rows do not factorise. A tenth of the
+            proposals are single swaps in any case, so that a chain reaches all vectors.
         chains: Number of chains in a batch; None for one chain, for a model that takes no further dimension.
         jit_compile: Whether to record the tensor operations of the log joint density once, and to replay them without
             the model. For small models this is about 1.5 times as fast. The model must perform the same operations at
@@ -198,8 +199,9 @@ class KHotSwap(MCMCKernel):
 
     def _first_length(self, site: KHotSite) -> PathLength:
         """The number of swaps in a proposal before warm-up, which is the last one if it is given."""
-        most = site.most_swaps
-        return PathLength(most, min(self.swaps_per_proposal or 1, most))
+        if self.swaps_per_proposal is None:
+            return PathLength(site.useful_swaps)
+        return PathLength(site.most_swaps, min(self.swaps_per_proposal, site.most_swaps))
 
     def _start(self, given: Values) -> tuple[Any, Latents, Values]:
         """A run of the model, its latent sites, and the given values in the shape of the plate of the chains."""
@@ -276,6 +278,8 @@ class KHotSwap(MCMCKernel):
     def _factorises(self, site: KHotSite, params: Values) -> bool:
         """Whether swaps in some blocks change the log joint density of no other block, tested in a few random cases."""
         value = site.blocks(params[site.name])
+        # The log joint density is that of the blocks to be tested.
+        self._log_joint.sites = [site if other.name == site.name else other for other in self._sites]
         return len(value) == 1 or all(self._swaps_stay_apart(site, params, value) for _ in range(TRIALS))
 
     def _swaps_stay_apart(self, site: KHotSite, params: Values, value: Tensor) -> bool:
@@ -337,8 +341,8 @@ class KHotSwap(MCMCKernel):
         possible = site.possible
         if not site.moves:
             return params
-        here = self._at(params).point(site)
-        move = self._proposed(site, here)
+        here, length = self._at(params).point(site), self._lengths[site.name].draw()
+        move = self._proposed(here, length)
         value = move.of(here.value)
         if not site.moves_everywhere:
             value = torch.where(possible[:, None, None], value, here.value)
@@ -349,7 +353,7 @@ class KHotSwap(MCMCKernel):
         accepted = torch.rand_like(probability) < probability
         self._acceptance[site.name].add(probability, possible, self.chains or 1)
         if self.swaps_per_proposal is None and self._step <= self._warmup_steps:
-            self._lengths[site.name].adapt(float(probability.sum() / possible.sum()))
+            self._lengths[site.name].adapt(float(probability.sum() / possible.sum()), length)
         if not accepted.any():
             return params
         if len(accepted) > 1:
@@ -357,8 +361,7 @@ class KHotSwap(MCMCKernel):
         self._state = proposed
         return proposed.params
 
-    def _proposed(self, site: KHotSite, here: Point) -> Move:
-        length = self._lengths[site.name].draw()
+    def _proposed(self, here: Point, length: int) -> Move:
         return here.proposals.draw(self.uniform_share) if length == 1 else Path.draw(here, length, self.uniform_share)
 
     def _mixed(self, site: KHotSite, accepted: Tensor, proposed: "State") -> "State":

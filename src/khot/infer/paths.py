@@ -13,7 +13,9 @@ with the slope at the end. Both orders belong to the state of the chain as auxil
 probability :math:`\min(1, p(x') q_{d'}(\bar j, \bar i \mid x') / p(x) q_d(i, j \mid x))` leaves p invariant. As for
 single swaps, :mod:`.swaps`, paths are drawn from a mixture with uniform ones.
 
-The best length accepts about 0.574 of the paths [1]. :class:`PathLength` adapts it during warm-up.
+The best length accepts about 0.574 of the paths [1]. :class:`PathLength` adapts it during warm-up. A share of the
+proposals are single swaps, because longer paths alone may not reach all vectors: for k = L = n / 2 they only lead from
+a vector to its complement and back.
 
 Shapes: ``value`` and ``slope`` are ``(blocks, 1, n)``, for rows of a fixed size.
 
@@ -31,6 +33,7 @@ from torch import Tensor
 from .swaps import Point, gumbel, log_mixture
 
 ACCEPTANCE = 0.574
+SINGLE_SHARE = 0.1  # of single swaps among the proposals
 SLOWDOWN = 0.6  # the t-th adaptation changes the logarithm of the length by at most t^-0.6
 
 
@@ -74,24 +77,31 @@ class PathLength:
     """The number of swaps in a proposal, which warm-up adapts.
 
     Attributes:
-        most: The largest number.
-        mean: The mean number; paths have the integers next to it as their lengths.
+        most: The largest mean number.
+        mean: The mean number; apart from single swaps, paths have the integers next to it as their lengths.
         adaptations: How often it was adapted.
     """
 
-    most: int
+    most: float
     mean: float = 1.0
     adaptations: int = 0
 
     def draw(self) -> int:
+        if self.mean > 1 and float(torch.rand(())) < SINGLE_SHARE:
+            return 1
         below = int(self.mean)
         return below if below == self.mean else below + (float(torch.rand(())) < self.mean - below)
 
-    def adapt(self, acceptance: float) -> None:
-        """Moves towards lengths of which the best share is accepted, by smaller and smaller steps."""
+    def adapt(self, acceptance: float, length: int) -> None:
+        """Moves towards lengths of which the best share is accepted, by smaller and smaller steps.
+
+        Single swaps say nothing about longer paths, and change nothing if there are such.
+        """
+        if length < int(self.mean):
+            return
         self.adaptations += 1
         factor = math.exp((acceptance - ACCEPTANCE) * self.adaptations**-SLOWDOWN)
-        self.mean = min(max(self.mean * factor, 1.0), float(self.most))
+        self.mean = min(max(self.mean * factor, 1.0), self.most)
 
 
 def _log_weights(point: Point) -> Tensor:

@@ -102,6 +102,15 @@ class KHotSite:
         return int(torch.minimum(size, self.shape[-1] - size)[self.possible].min())
 
     @cached_property
+    def useful_swaps(self) -> float:
+        """How many swaps lead from one of two independent, uniform vectors to the other, on average; at least one.
+
+        More of them tend to lead from a vector to its opposite and back.
+        """
+        size = self.sizes.low[self.possible].double()
+        return 1.0 if self.most_swaps == 1 else max(1.0, float((size * (1 - size / self.shape[-1])).min()))
+
+    @cached_property
     def _order(self) -> list[int]:
         """The axes of the value, with those of the plates first."""
         first = [len(self.shape) - self.event_dim + dim for dim, _ in self.plates]

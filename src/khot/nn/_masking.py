@@ -12,6 +12,7 @@ from khot._contents import can_look, looks_at_contents
 from khot._distributed.placements import is_dtensor
 from khot._distributed.shards import shards_of_rows
 from khot._module import Module, as_scalar
+from khot._torch_internals import is_exporting
 from khot._validation import (
     check_choice,
     check_enough,
@@ -84,8 +85,7 @@ class Masking(Module):
     def softness(self, value: float | None) -> None:
         self._softness = value
         if self.log_softness is not None and self._softness is not None:
-            with torch.no_grad():
-                self.log_softness.fill_(math.log(self._softness))
+            self.overwrite("log_softness", math.log(self._softness))
 
     def _current_softness(self) -> float | Tensor | None:  # not a property: compilers cannot find one through `super`
         if self.log_softness is not None:
@@ -184,6 +184,21 @@ def checked_size(name: str, value: Any, whole: bool) -> float:
     if not 0 <= number < math.inf:
         raise ValueError(f"`{name}` must be finite and at least 0, but got {value}")
     return number
+
+
+def at_most(k: Any, n: int, device: torch.device) -> Any:
+    """The number k, or n if that is smaller; a tensor if an exported program has to find out which."""
+    if not is_exporting() or is_known(k <= n):
+        return min(k, n)
+    dtype = torch.int64 if is_int(k) else torch.float64  # a number would need the guard min(k, n) <= n, never proven
+    return torch.full((), k, dtype=dtype, device=device).clamp(max=n)
+
+
+def is_known(condition: bool) -> bool:
+    """Whether a comparison of sizes is true of all sizes that an export allows."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # slow to import, except in an export
+
+    return condition is True or (condition is not False and statically_known_true(condition))
 
 
 def check_axes(dim: Any) -> None:

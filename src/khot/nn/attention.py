@@ -29,7 +29,7 @@ from khot._validation import (
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk, topk_mask
 
-from ._masking import Relaxation
+from ._masking import Relaxation, at_most
 
 
 def topk_attention(
@@ -133,10 +133,10 @@ def _sizes(k: Any, scores: Tensor, is_causal: bool, has_mask: bool, is_hard: boo
             k = checked_positive("k", k, torch.Size())
         if k <= 0:
             raise ValueError(f"`k` must be positive, but got {k}")
-        k = min(k, keys)
+        k = at_most(k, keys, scores.device)
         if not (is_causal or has_mask):
             return k
-        k = torch.tensor(k, device=scores.device, dtype=torch.int64 if is_hard else scores.dtype)
+        k = torch.as_tensor(k, device=scores.device, dtype=torch.int64 if is_hard else scores.dtype)
     elif is_hard and (k.is_floating_point() or k.is_complex() or k.dtype == torch.bool):
         raise TypeError(f"`k` must be an int or an integer tensor for a hard mask, but got {k.dtype}")
     elif looks_at_contents(k) and not bool((in_wide_dtype(k) > 0).all()):

@@ -144,7 +144,7 @@ class BatchTopK(CountsIdleUnits):
         return k
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "threshold":
+        if name != "threshold" or value is self.threshold:  # as after loading a state with assign=True
             super().__setattr__(name, value)
             return
         if self.threshold is None:
@@ -152,8 +152,7 @@ class BatchTopK(CountsIdleUnits):
         value = checked_threshold(value)
         if value.numel() != 1:
             raise ValueError(f"`threshold` must be one number, but got a tensor of shape {tuple(value.shape)}")
-        with torch.no_grad():
-            self.threshold.copy_(value.reshape(()))
+        self.overwrite("threshold", value.reshape(()))
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         check_scores(x, -1)

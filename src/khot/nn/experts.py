@@ -12,7 +12,7 @@ from khot.kernels.exact.rows import compute_dtype, number_on
 from khot.relaxations import sigmoid_topk, topk_mask
 
 from ._keeping import keep_largest
-from ._masking import Masking, Relaxation, checked_size, has_parts, places_of_largest
+from ._masking import Masking, Relaxation, at_most, checked_size, has_parts, places_of_largest
 from .topk import Selection, TopK
 
 
@@ -88,6 +88,7 @@ class ExpertChoice(TopK):
     def _capacity_for(self, x: Tensor, capacity: float | Tensor) -> float | Tensor:
         """The capacity, limited to the number of tokens that each expert can take."""
         _check_gates(x)
+        check_scores(x, -2)
         tokens: Any = x.shape[-2]
         looks = not has_parts(x) and looks_at_contents(*tensors_among(x, capacity))
         if isinstance(capacity, Tensor):
@@ -96,7 +97,7 @@ class ExpertChoice(TopK):
             if looks and bool((capacity < 0).any()):
                 raise ValueError(f"`capacity` must be at least 0, but got {capacity.min().item():g}")
         else:
-            capacity = min(self.checked("k", capacity), tokens)
+            capacity = at_most(self.checked("k", capacity), tokens, x.device)
         if has_parts(x) or (self.softness is None and not looks and not isinstance(capacity, Tensor)):
             return capacity  # a hard mask leaves excluded tokens out by itself; parts cannot tell how many there are
         if not looks or (x.numel() and not x.detach().amin() > -torch.inf):
@@ -280,5 +281,6 @@ def _room(mask: Tensor, probabilities: Tensor, capacity: int | Tensor) -> Tensor
     """Ones where an expert keeps tokens that chose it: the ``capacity`` tokens with the largest probabilities."""
     _check_gates(mask)
     wanted, tokens = probabilities.masked_fill(mask == 0, -1.0), mask.shape[-2]
-    capacity = capacity.clamp(max=tokens) if isinstance(capacity, Tensor) else min(capacity, tokens)
-    return topk_mask(wanted, capacity, -2)
+    if isinstance(capacity, Tensor):
+        return topk_mask(wanted, capacity.clamp(max=tokens), -2)
+    return topk_mask(wanted, at_most(capacity, tokens, mask.device), -2)

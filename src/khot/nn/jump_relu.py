@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.utils.parametrize import is_parametrized
 
-from khot._contents import looks_at_contents
+from khot._contents import can_look, looks_at_contents
 from khot._module import Module, as_scalar
 from khot._validation import check_flag, check_strided, checked_positive, checked_real
 from khot.relaxations import straight_through_value
@@ -56,7 +57,7 @@ class JumpReLU(Module):
         self.bandwidth = float(checked_positive("bandwidth", bandwidth, torch.Size()))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "threshold" or isinstance(value, Parameter):  # FSDP replaces the parameter with its shards
+        if name != "threshold" or self._is_replaced_by(value):
             super().__setattr__(name, value)
             return
         value = checked_threshold(value)
@@ -65,8 +66,13 @@ class JumpReLU(Module):
                 f"`threshold` must be a number or a tensor of shape {tuple(self.threshold.shape)}, but got shape "
                 f"{tuple(value.shape)}"
             )
-        with torch.no_grad():
-            self.threshold.copy_(value)
+        self.overwrite("threshold", value)
+
+    def _is_replaced_by(self, value: Any) -> bool:
+        """Whether torch replaces the threshold: FSDP by shards, ``load_state_dict(assign=True)``, or pruning."""
+        stored = self._parameters | self._buffers
+        is_pruned = "threshold" not in stored and not is_parametrized(self, "threshold")
+        return isinstance(value, Parameter) or is_pruned or value is stored.get("threshold")
 
     def forward(self, x: Tensor) -> Tensor:
         check_strided("x", x)
@@ -81,7 +87,9 @@ class JumpReLU(Module):
         return straight_through_value(y, slope * (threshold - fixed)).to(x.dtype)
 
     def extra_repr(self) -> str:
-        shown = f"{self.threshold.item():.4g}" if self.threshold.dim() == 0 else f"{tuple(self.threshold.shape)}"
+        shown = f"{tuple(self.threshold.shape)}"
+        if self.threshold.dim() == 0:  # a tensor without data has no number to show
+            shown = f"{self.threshold.item():.4g}" if can_look(self.threshold) else "?"
         learnt = isinstance(self.threshold, Parameter)
         return f"threshold={shown}" + (f", learn_threshold=True, bandwidth={self.bandwidth:g}" if learnt else "")
 

@@ -61,6 +61,9 @@ class Pattern(Module):
                 f"`weight` must have the shape {tuple(self.pattern.shape)} of the fixed pattern, but got "
                 f"{tuple(weight.shape)}"
             )
+        if self.pattern.device != weight.device:  # after loading a state from another device
+            with torch.inference_mode(False):
+                self.pattern = self.pattern.to(weight.device)
         return torch.where(self.pattern, weight, torch.zeros((), dtype=weight.dtype, device=weight.device))
 
     def right_inverse(self, weight: Tensor) -> Tensor:

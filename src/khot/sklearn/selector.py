@@ -27,7 +27,7 @@ from khot.nn import KHotGate
 
 from .data import Data, prepared
 from .start import least_squares_start
-from .training import HURRY_AFTER, LOOK_EVERY, Best, Training, threads_of_torch, training_mode
+from .training import HURRY_AFTER, LOOK_EVERY, TURN, Best, Training, threads_of_torch, training_mode
 
 
 class KHotSelector(SelectorMixin, BaseEstimator):
@@ -61,7 +61,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
     Features are standardised internally; :meth:`transform` returns columns of its input. Training runs in single
     precision on the CPU, regardless of torch's default dtype and device and of modes such as autocast. It does not
-    change the state of torch's random number generator.
+    change the state of torch's random number generator. Fits in several threads of Python take turns.
 
     Args:
         n_features_to_select: How many features to select: ``"learned"``, the default, for those that are worth their
@@ -186,7 +186,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             The selector itself.
         """
         self._check_parameters()
-        with training_mode(), threads_of_torch(effective_n_jobs(self.n_jobs)), torch.random.fork_rng(devices=[]):
+        with TURN, training_mode(), threads_of_torch(effective_n_jobs(self.n_jobs)), torch.random.fork_rng(devices=[]):
             data = self._data(X, y, sample_weight)
             seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
             torch.default_generator.manual_seed(seed)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from .data import Data
 LOOK_EVERY = 10  # steps between two looks at the inclusion probabilities and at the held-out loss
 HURRY_AFTER = 100  # steps, after which each look brings the law closer to a decision
 HURRY = 1.1  # factor of the logits at such a look
+TURN = threading.RLock()  # fits in several threads of Python take turns: torch has one random state for all of them
 
 
 @dataclass
