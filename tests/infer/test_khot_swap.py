@@ -402,6 +402,30 @@ def test_sizes_that_depend_on_a_k_hot_site(size, k, chains):
     assert (kernel._step > 0) == (k == 2)
 
 
+@pytest.mark.parametrize("chains", [None, 3])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_gaps_between_the_sizes(batch, chains):
+    """The size changes by one, so a chain cannot cross a size of probability 0, but sizes at the ends may have it."""
+    inf = math.inf
+
+    def start(log_prior, logits=(0.0, 0.0, 0.0, 0.0)):
+        def model():
+            law = ConditionalPoisson(logits=torch.tensor(logits).expand(*batch, 4), k=(0, 4, torch.tensor(log_prior)))
+            pyro.sample("x", law.to_event(len(batch)))
+
+        kernel = KHotSwap(model, chains=chains)
+        kernel.setup(0)
+        return kernel.initial_params["x"].shape[-1]
+
+    for log_prior in ([-inf, 0.0, -inf, 0.0, -inf], [0.0, -inf, -inf, -inf, 0.0]):
+        excluded = log_prior[1:].index(-inf) + 1
+        with pytest.raises(NotImplementedError, match=f"size of 'x' by one.*excludes size {excluded} and.*drop the"):
+            start(log_prior)
+    assert start([-inf, 0.0, 0.0, -inf, -inf]) == 4
+    assert start([-inf, 0.0, -1000.0, 0.0, -inf]) == 4
+    assert start([-inf, 0.0, -inf, 0.0, -inf], logits=(inf, inf, 0.0, 0.0)) == 4  # only size 3 is possible
+
+
 def test_no_start():
     def impossible():
         pyro.sample("x", KHOT)

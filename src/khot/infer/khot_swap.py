@@ -102,7 +102,8 @@ class KHotSwap(MCMCKernel):
         ValueError: If an argument is out of range, or, in ``setup``, the model has no k-hot site, has continuous ones
             without ``continuous``, is not written for ``chains``, or no start of positive density is found.
         NotImplementedError: In ``setup``, if the model subsamples, a design has no ``log_prob``, or ``continuous`` is
-            compiled; there or in a later step, if a design has a size that depends on another latent site.
+            compiled, or a prior over sizes excludes one between others; there or in a later step, if a design has a
+            size that depends on another latent site.
 
     References:
         [1] Zanella (2020), "Informed proposals for local MCMC in discrete spaces", JASA 115(530).

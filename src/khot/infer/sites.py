@@ -17,10 +17,11 @@ from pyro.poutine.util import site_is_subsample
 from torch import Size, Tensor
 from torch.distributions import Independent
 
-from khot.distributions import PhantomUnit, SamplingDesign
+from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.distributions.base import is_half
 from khot.estimators.wrapper import in_float32, wide
 from khot.laws.kept import Kept
+from khot.laws.size_prior import log_size_law
 
 from .swaps import Point, Sizes
 
@@ -60,6 +61,7 @@ class KHotSite:
             if frame.vectorized and all(_has_rows(term, frame) for term in later)
         ]
         shape, design = node["value"].shape, base_law(node["fn"])
+        _check_gaps(name, design)
         ends = (end.expand(shape[:-1]) for end in (design.k, design.largest_k))
         return cls(name, shape, node["fn"].event_dim, tuple(sorted(plates)), *ends)
 
@@ -203,6 +205,21 @@ def base_law(fn: Any) -> Any:
     while isinstance(fn, (Independent, MaskedDistribution)):
         fn = fn.base_dist
     return fn
+
+
+def _check_gaps(name: str, design: SamplingDesign) -> None:
+    """Checks that a chain, which changes a size by one, can get from each possible size to all others."""
+    if not isinstance(design, ConditionalPoisson) or design.log_prior is None:
+        return
+    possible = (log_size_law(design.logits, design.size) > -torch.inf).long()
+    between = (possible.cumsum(-1) > 0) & (possible.flip(-1).cumsum(-1).flip(-1) > 0)
+    gap = (between & (possible == 0)).nonzero()
+    if len(gap):
+        raise NotImplementedError(
+            f"KHotSwap changes the size of {name!r} by one, but its prior excludes size "
+            f"{int(design.k.min()) + int(gap[0, -1])} and allows smaller and larger ones: give it a finite log_prior, "
+            "and drop the samples of that size, which leaves the posterior that you want"
+        )
 
 
 def keep_laws(trace: Any, kept: dict[str, Kept]) -> None:
