@@ -340,6 +340,13 @@ def is_exporting() -> bool:
     return bool(_is_exporting())
 
 
+def is_known(condition: bool) -> bool:
+    """Whether a comparison of sizes holds for all sizes that an export allows."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # slow to import, except in an export
+
+    return condition is True or (condition is not False and statically_known_true(condition))
+
+
 @count_as_constant
 def writes_onnx() -> bool:
     """Whether ``torch.onnx.export`` traces this; torch's public function imports the whole exporter."""

@@ -415,15 +415,15 @@ def test_gaps_between_the_sizes(batch, chains):
 
         kernel = KHotSwap(model, chains=chains)
         kernel.setup(0)
-        return kernel.initial_params["x"].shape[-1]
+        return {*kernel.initial_params["x"].sum(-1).flatten().tolist()}
 
     for log_prior in ([-inf, 0.0, -inf, 0.0, -inf], [0.0, -inf, -inf, -inf, 0.0]):
         excluded = log_prior[1:].index(-inf) + 1
         with pytest.raises(NotImplementedError, match=f"size of 'x' by one.*excludes size {excluded} and.*drop the"):
             start(log_prior)
-    assert start([-inf, 0.0, 0.0, -inf, -inf]) == 4
-    assert start([-inf, 0.0, -1000.0, 0.0, -inf]) == 4
-    assert start([-inf, 0.0, -inf, 0.0, -inf], logits=(inf, inf, 0.0, 0.0)) == 4  # only size 3 is possible
+    assert start([-inf, 0.0, 0.0, -inf, -inf]) <= {1, 2}
+    assert start([-inf, 0.0, -1000.0, 0.0, -inf]) <= {1, 3}
+    assert start([-inf, 0.0, -inf, 0.0, -inf], logits=(inf, inf, 0.0, 0.0)) == {3}  # size 1 is impossible, too
 
 
 def test_no_start():

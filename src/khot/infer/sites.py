@@ -217,8 +217,8 @@ def _check_gaps(name: str, design: SamplingDesign) -> None:
     if len(gap):
         raise NotImplementedError(
             f"KHotSwap changes the size of {name!r} by one, but its prior excludes size "
-            f"{int(design.k.min()) + int(gap[0, -1])} and allows smaller and larger ones: give it a finite log_prior, "
-            "and drop the samples of that size, which leaves the posterior that you want"
+            f"{design.size.low + int(gap[0, -1])} and allows smaller and larger ones: give it a finite log_prior, and "
+            "drop the samples of that size. If log_prior is fixed, the others have the posterior that you want"
         )
 
 

@@ -12,7 +12,7 @@ from khot._contents import can_look, looks_at_contents
 from khot._distributed.placements import is_dtensor
 from khot._distributed.shards import shards_of_rows
 from khot._module import Module, as_scalar
-from khot._torch_internals import is_exporting
+from khot._torch_internals import is_exporting, is_known
 from khot._validation import (
     check_choice,
     check_enough,
@@ -192,13 +192,6 @@ def at_most(k: Any, n: int, device: torch.device) -> Any:
         return min(k, n)
     dtype = torch.int64 if is_int(k) else torch.float64  # a number would need the guard min(k, n) <= n, never proven
     return torch.full((), k, dtype=dtype, device=device).clamp(max=n)
-
-
-def is_known(condition: bool) -> bool:
-    """Whether a comparison of sizes is true of all sizes that an export allows."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # slow to import, except in an export
-
-    return condition is True or (condition is not False and statically_known_true(condition))
 
 
 def check_axes(dim: Any) -> None:
