@@ -249,6 +249,20 @@ def test_sum_of_gamma_noise_adds_up_to_gumbel_noise(k):
     assert stats.kstest(total.numpy(), "gumbel_r").statistic < 0.5 / GAMMA_TERMS
 
 
+def test_sum_of_gamma_noise_is_smaller_than_gumbel_noise_and_draws_vary_less():
+    """As the docstring says; the spread is the sum of the variances of the entries, which differ far beyond chance."""
+    logits, k = torch.linspace(-2, 2, 40, dtype=torch.float64), 10
+
+    def spread(mean):
+        return (mean * (1 - mean)).sum()
+
+    gumbel, gamma = (IMLE(logits=logits, k=k, noise=noise) for noise in ("gumbel", "sum_of_gamma"))
+    noise = gamma.design.perturb(torch.Size((4000, 40))) - logits
+    assert noise.std() == pytest.approx(math.pi / math.sqrt(6 * k), rel=0.1)
+    assert spread(gamma.sample((4000,)).mean(0)) < 0.5 * spread(gumbel.sample((4000,)).mean(0))
+    assert spread(gamma.sample((4000,)).mean(0)) < 0.5 * spread(ConditionalPoisson(logits=logits, k=k).mean)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("noise", ["gumbel", "sum_of_gamma"])
 def test_half_precision(noise, dtype):

@@ -159,8 +159,10 @@ def check_autocast(case):
     """Scores of half precision from a layer, parameters in single precision."""
     module, layer = case.make(), torch.nn.Linear(N, N)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = case.call(module, layer(X))
+        x = layer(X)
+        y = case.call(module, x)
     assert y.isfinite().all()
+    assert y.dtype == x.dtype
 
 
 def check_default_device(case):

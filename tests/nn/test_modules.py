@@ -137,6 +137,19 @@ class TestBatchTopK:
             BatchTopK(5)(torch.ones(2, 4))
 
 
+@pytest.mark.parametrize("by", ["value", "magnitude"])
+def test_a_threshold_keeps_nan_as_those_of_torch_do(by):
+    """So that a diverged model does not look like one without activations."""
+    x = torch.tensor([[1.0, torch.nan, 3.0, 0.2]], requires_grad=True)
+    expected = torch.tensor([[1.0, torch.nan, 3.0, 0.0]])
+    batch = BatchTopK(2, by=by).eval()
+    batch.threshold = 0.5
+    for module in (JumpReLU(0.5), JumpReLU(0.5, learn_threshold=True), batch, torch.func.vmap(batch)):
+        y = module(x)
+        torch.testing.assert_close(y, expected, equal_nan=True)
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], torch.tensor([[1.0, 1.0, 1.0, 0.0]]))
+
+
 class TestJumpReLU:
     def test_gradients(self):
         x = torch.tensor([0.2, 0.45, 0.55, 2.0], requires_grad=True)

@@ -179,6 +179,16 @@ class TestTokenChoice:
             with pytest.raises(error, match="`capacity` must be"):
                 router.capacity = wrong
 
+    @pytest.mark.parametrize("options", OPTIONS, ids=str)
+    @pytest.mark.parametrize("gap", [200.0, 1e30])  # the second choices have tiny probabilities, or 0 in float32
+    def test_a_full_expert_leaves_its_weight_to_one_that_suits_far_less(self, options, gap):
+        """And an expert keeps the token that it suits best, however small the probabilities are."""
+        x = (torch.tensor([[1.0, 0.0, -1.0], [1.0, 0.5, -1.0]]) * gap).requires_grad_()
+        weights = TokenChoice(2, capacity=1, **options)(x)
+        torch.testing.assert_close(weights, torch.eye(2, 3))
+        (grad,) = torch.autograd.grad(weights[:, 1].sum(), x)
+        assert grad.isfinite().all()
+
     def test_one_k_for_each_token_and_excluded_experts(self):
         k = torch.tensor([1, 2, 3, 6])
         assert ((TokenChoice(2)(X, k) > 0).sum(-1) == k).all()

@@ -54,6 +54,18 @@ def test_derivatives(function):
     )
 
 
+@pytest.mark.parametrize("function", BOTH)
+@pytest.mark.parametrize("k", [0, torch.tensor(0)], ids=["int", "tensor"])
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (0, 5)], ids=str)
+def test_a_mask_of_nothing_has_a_gradient_of_zero(function, k, shape):
+    """So that a training in which k varies runs its backward pass; also in the temperature alone."""
+    x, temperature = torch.randn(shape), torch.tensor(0.7, requires_grad=True)
+    leaf = x.masked_fill(x > 1, -torch.inf).requires_grad_()
+    for result, wanted in ((function(leaf, k), leaf), (function(x, k, temperature), temperature)):
+        assert not result.any()
+        assert torch.equal(torch.autograd.grad(result.sum(), wanted)[0], torch.zeros_like(wanted))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("function", BOTH)
 def test_compile(function):

@@ -92,9 +92,10 @@ class IMLE(PerturbedWrapper):
     Small steps give rare and large gradients, large steps frequent and biased ones. The published estimator lacks the
     factor :math:`1/\lambda`, with which the gradient has the scale of f.
 
-    ``noise="gumbel"`` draws without replacement (Gumbel top-k). With ``"sum_of_gamma"`` the draws are close to those of
-    :class:`~khot.ConditionalPoisson` with ``logits / temperature``. ``rsample`` returns exact k-hot vectors, which can
-    be differentiated once.
+    ``noise="gumbel"`` draws without replacement (Gumbel top-k). ``"sum_of_gamma"`` is the noise of [1], whose sum over
+    k units is nearly Gumbel. The noise of one unit is then smaller by a factor of about :math:`\sqrt{k}`, so draws vary
+    less than those of Gumbel top-k, or of :class:`~khot.ConditionalPoisson` with ``logits / temperature``, and much
+    less if k is large. ``rsample`` returns exact k-hot vectors, which can be differentiated once.
 
     ``mean`` and ``log_prob`` of the law are not known. For an ELBO, choose how draws are scored: ``log_prob=`` a design
     of the same shape and size, or ``"none"``, which scores 0 and drops the entropy.

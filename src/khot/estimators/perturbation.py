@@ -38,7 +38,8 @@ def sum_of_gamma_noise(
 
     .. math:: \frac1k \Big(\sum_{i=1}^s \gamma_i - \log s\Big), \qquad \gamma_i \sim \mathrm{Gamma}(1/k, k/i)
 
-    with shape 1/k and scale k/i. Perturb-and-MAP is then close to the exponential family over k-hot vectors.
+    with shape 1/k and scale k/i. So the total noise of a vector is that of perturb-and-MAP, but vectors with units in
+    common do not have independent noise, and draws vary less than in the exponential family over k-hot vectors.
     """
     dtype = design.in_float32.dtype
     k = design.k.clamp(min=1).to(dtype)[..., None, None]

@@ -173,13 +173,27 @@ def _check_tensors(query: Any, key: Any, value: Any, attn_mask: Any) -> None:
         raise ValueError(f"`key` must have the {query.shape[-1]} features of `query`, but got {tuple(key.shape)}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"`value` must have the {key.shape[-2]} tokens of `key`, but got {tuple(value.shape)}")
+    batch = _batch_shape(query, key, value)
     if attn_mask is None:
         return
     check_strided("attn_mask", attn_mask)
     if not isinstance(attn_mask, Tensor) or not (attn_mask.dtype == torch.bool or attn_mask.is_floating_point()):
         raise TypeError(f"`attn_mask` must be a tensor of bools or of floating-point numbers, but got {attn_mask!r}")
+    wanted = (*batch, query.shape[-2], key.shape[-2])
     try:
-        torch.broadcast_shapes(attn_mask.shape, (*query.shape[:-1], key.shape[-2]))
+        torch.broadcast_shapes(attn_mask.shape, wanted)
     except RuntimeError:
-        wanted = (*query.shape[:-1], key.shape[-2])
         raise ValueError(f"`attn_mask` must broadcast to {wanted}, but got {tuple(attn_mask.shape)}") from None
+
+
+def _batch_shape(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
+    """The leading axes, such as batch and heads, to which all three broadcast."""
+    shapes = [x.shape[:-2] for x in (query, key, value)]
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        got = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise ValueError(
+            "`query`, `key` and `value` must have leading axes that broadcast, such as batch and heads, but got "
+            f"{got}; if heads of queries share keys and values, repeat these: key.repeat_interleave(heads, -3)"
+        ) from None

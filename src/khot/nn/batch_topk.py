@@ -286,8 +286,10 @@ class BatchTopK(CountsIdleUnits):
             size, _ = self._sizes(x, x.numel(), k)
             threshold = _threshold_for(threshold, scores.detach(), torch.as_tensor(size, dtype=torch.float64))
         dtype = torch.promote_types(x.dtype, threshold.dtype)
-        nothing = torch.zeros_like(threshold).masked_fill(threshold.isnan(), torch.nan)  # if contents cannot be read
-        return torch.where(scores.to(dtype) > threshold.to(dtype), x, nothing.to(x.dtype))
+        is_missing = threshold.isnan()  # only if contents cannot be read; the result is then NaN
+        nothing = torch.zeros_like(threshold).masked_fill(is_missing, torch.nan)
+        limit = threshold.masked_fill(is_missing, torch.inf)
+        return torch.where(scores.to(dtype) <= limit.to(dtype), nothing.to(x.dtype), x)  # which keeps NaN in x
 
     def to_jumprelu(self) -> JumpReLU:
         """The equivalent module for evaluation, without training state."""

@@ -248,10 +248,10 @@ class TokenChoice(Masking):
             return kept.values.softmax(-1)
         if is_simple:
             return _probabilities(logits.masked_fill(mask.logical_not(), -torch.inf))
-        probabilities = _probabilities(logits)
-        if capacity is not None:
-            mask = mask * _room(mask.detach(), probabilities.detach(), capacity)
-        terms = mask * probabilities
+        if capacity is not None:  # left out of the softmax, full experts do not make the shares of the others vanish
+            room = _room(mask.detach(), _log_probabilities(logits.detach()), capacity)
+            mask, logits = mask * room, logits.masked_fill(room == 0, -torch.inf)
+        terms = mask * _probabilities(logits)
         total = terms.sum(-1, keepdim=True)
         # A token without experts is divided by 1, since a gradient divided by the smallest number may be infinite.
         return terms / total.clamp(min=torch.finfo(terms.dtype).tiny).masked_fill(total == 0, 1)
@@ -277,10 +277,16 @@ def _probabilities(logits: Tensor) -> Tensor:
     return logits.masked_fill(closed, 0).softmax(-1).masked_fill(closed, 0)
 
 
-def _room(mask: Tensor, probabilities: Tensor, capacity: int | Tensor) -> Tensor:
+def _log_probabilities(logits: Tensor) -> Tensor:
+    """The logarithm of the softmax, which tells small probabilities apart; the smallest number in place of ``-inf``."""
+    closed = _is_closed(logits)
+    return logits.masked_fill(closed, 0).log_softmax(-1).clamp(min=torch.finfo(logits.dtype).min)
+
+
+def _room(mask: Tensor, log_probabilities: Tensor, capacity: int | Tensor) -> Tensor:
     """Ones where an expert keeps tokens that chose it: the ``capacity`` tokens with the largest probabilities."""
     _check_gates(mask)
-    wanted, tokens = probabilities.masked_fill(mask == 0, -1.0), mask.shape[-2]
+    wanted, tokens = log_probabilities.masked_fill(mask == 0, -torch.inf), mask.shape[-2]
     if isinstance(capacity, Tensor):
         return topk_mask(wanted, capacity.clamp(max=tokens), -2)
     return topk_mask(wanted, at_most(capacity, tokens, mask.device), -2)

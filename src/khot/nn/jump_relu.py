@@ -21,7 +21,7 @@ class JumpReLU(Module):
 
     The gradient in x is that of the kept entries. The gradient in the threshold is a pseudo-derivative of [1]: it
     estimates, from the entries near the threshold, how the mean of y changes. Entries and threshold are compared at
-    least in float32, because the bandwidth is finer than the spacing of numbers in half precision.
+    least in float32, because the bandwidth is finer than the spacing of numbers in half precision. NaN stays NaN.
 
     ``threshold`` may be assigned at any time: a number for all its entries, or a tensor of its shape.
 
@@ -80,10 +80,10 @@ class JumpReLU(Module):
         dtype = torch.promote_types(torch.promote_types(x.dtype, threshold.dtype), torch.float32)
         wide, threshold = x.to(dtype), threshold.to(dtype)
         if not threshold.requires_grad:
-            return torch.where(wide > threshold, x, 0.0)
+            return torch.where(wide <= threshold, 0.0, x)  # in this order, which keeps NaN
         fixed = threshold.detach()
         slope = torch.where((wide.detach() - fixed).abs() < self.bandwidth / 2, -fixed / self.bandwidth, 0.0)
-        y = torch.where(wide > threshold, wide, 0.0)
+        y = torch.where(wide <= threshold, 0.0, wide)
         return straight_through_value(y, slope * (threshold - fixed)).to(x.dtype)
 
     def extra_repr(self) -> str:

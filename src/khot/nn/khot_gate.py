@@ -133,7 +133,8 @@ class KHotGate(Module):
                 f"`x` must have shape (..., {self.n}), since this is KHotGate(n={self.n}, k={self.k}) and n is the "
                 f"number of inputs, but got {tuple(x.shape)}{self._advice(x)}"
             )
-        return x * self.mask(x.shape[:-1], k)
+        y = x * self.mask(x.shape[:-1], k)
+        return y.to(x.dtype) if x.is_floating_point() else y  # logits in single precision may gate half precision
 
     def _advice(self, x: Tensor) -> str:
         """Advice in case k was passed in place of n."""

@@ -47,7 +47,8 @@ def _compose(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Tens
     """The map of rows (..., n), in their dtype, for a temperature that is a number or of the batch shape (...)."""
     most = _largest(k)
     if most == 0:
-        return torch.zeros_like(rows)
+        nothing = rows.masked_fill(torch.ones_like(rows, dtype=torch.bool), 0)  # with its gradient of 0
+        return nothing + 0 * temperature.to(rows).unsqueeze(-1) if isinstance(temperature, Tensor) else nothing
     excluded = rows == -torch.inf
     inverse = _inverse(temperature.to(rows).unsqueeze(-1)) if isinstance(temperature, Tensor) else 1 / temperature
     lowest = torch.finfo(rows.dtype).min
