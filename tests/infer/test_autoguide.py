@@ -11,7 +11,19 @@ from pyro import poutine
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoGuideList, AutoNormal
 
-from khot import AutoKHot, Brewer, ConditionalPoisson, PhantomUnit, Pivotal, ReinMax, StraightThrough
+from khot import (
+    AutoKHot,
+    Brewer,
+    ConditionalPoisson,
+    GumbelTopK,
+    ParetoSampling,
+    PhantomUnit,
+    Pivotal,
+    ReinMax,
+    Sampford,
+    SequentialPoisson,
+    StraightThrough,
+)
 from tests.inputs import normal
 
 pytestmark = pytest.mark.usefixtures("fresh_pyro")
@@ -242,6 +254,15 @@ def test_draws_have_the_dtype_of_the_site(dtype):
     guide = AutoKHot(lambda: pyro.sample("x", ConditionalPoisson(logits=torch.zeros(4, dtype=dtype), k=2)))
     assert guide()["x"].dtype == dtype and guide.designs()["x"].dtype == dtype
     assert logits_of(guide).dtype == torch.promote_types(dtype, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("design", [Brewer, GumbelTopK, ParetoSampling, Pivotal, Sampford, SequentialPoisson])
+def test_priors_in_half_types_have_rounded_inclusion_probabilities(design, dtype):
+    """Whose sum is not the size, so the start is computed from those before rounding."""
+    prior = design(logits=normal(50, 9).to(dtype), k=3)
+    guide = started(one_site(prior), init_scale=0)
+    torch.testing.assert_close(guide.designs()["x"].mean, prior.mean, atol=torch.finfo(dtype).eps, rtol=0)
 
 
 def test_guides_can_be_saved():

@@ -200,7 +200,7 @@ def _start(design: Any) -> Tensor:
     if isinstance(design, ConditionalPoisson) and design.log_prior is not None:
         return _start_of_prior(design)
     if not isinstance(design, ConditionalPoisson):
-        design = ConditionalPoisson(probs=wide(design.mean), k=design.size)
+        design = ConditionalPoisson(probs=wide(design.in_float32.mean), k=design.size)
     return wide(design.logits.detach()).clone()
 
 
