@@ -11,7 +11,20 @@ from pyro import poutine
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoGuideList, AutoNormal
 
-from khot import AutoKHot, Brewer, ConditionalPoisson, PhantomUnit, Pivotal, ReinMax, StraightThrough
+from khot import (
+    AutoKHot,
+    Brewer,
+    ConditionalPoisson,
+    GumbelTopK,
+    ParetoSampling,
+    PhantomUnit,
+    Pivotal,
+    ReinMax,
+    Sampford,
+    SequentialPoisson,
+    StraightThrough,
+    Systematic,
+)
 from tests.inputs import normal
 
 pytestmark = pytest.mark.usefixtures("fresh_pyro")
@@ -223,6 +236,49 @@ def test_a_prior_over_the_size_starts_at_its_expected_size():
     assert torch.equal(design.mean.argsort(), prior.mean.argsort())
 
 
+@pytest.mark.parametrize(
+    ("weights", "sizes"),
+    [
+        ([0.0, 1.0, 3.0, 0.0], [(1, 2)]),
+        ([[0.0, 1.0, 3.0, 0.0], [0.0, 0.0, 0.0, 2.0], [1.0, 2.0, 0.0, 0.0]], [(1, 2), (3, 3), (0, 1)]),
+    ],
+    ids=["all rows", "by row"],
+)
+def test_sizes_that_a_prior_excludes_stay_excluded(weights, sizes):
+    """Otherwise the ELBO is minus infinity, which a few draws may not show."""
+    weights = torch.tensor(weights)
+    logits = torch.zeros(*weights.shape[:-1], 4)
+
+    def model():
+        with pyro.plate("rows", len(sizes)):
+            pyro.sample("x", ConditionalPoisson(logits=logits, k=(0, 3, weights.log())))
+
+    guide = AutoKHot(model)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), TraceMeanField_ELBO())
+    assert all(0 <= svi.step() < 10 for _ in range(5))
+    design = guide.designs()["x"]
+    ends = torch.stack(torch.broadcast_tensors(design.k, design.largest_k), -1)
+    assert (ends == torch.tensor(sizes)).all()
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        Systematic(logits=torch.zeros(6), k=2),
+        Systematic(logits=normal(300, 6).half(), k=2),
+        Pivotal(probs=torch.full((4,), 0.5), order="fixed"),
+    ],
+    ids=repr,
+)
+def test_priors_that_exclude_vectors_are_refused_unless_masked(prior):
+    for fn in (prior, prior.expand((3, *prior.batch_shape)).to_event(1)):
+        with pytest.raises(NotImplementedError, match="ELBO of minus infinity at the site 'x'.*excludes vectors"):
+            AutoKHot(one_site(fn))()
+        assert AutoKHot(one_site(fn.mask(False)))()["x"].shape == fn.shape()
+        pyro.clear_param_store()
+    assert AutoKHot(one_site(Systematic(logits=torch.zeros(6), k=1)))()["x"].sum() == 1
+
+
 def test_certain_units_stay_certain():
     prior = ConditionalPoisson(logits=torch.tensor([torch.inf, 0.0, 0.0, -torch.inf]), k=2)
 
@@ -242,6 +298,15 @@ def test_draws_have_the_dtype_of_the_site(dtype):
     guide = AutoKHot(lambda: pyro.sample("x", ConditionalPoisson(logits=torch.zeros(4, dtype=dtype), k=2)))
     assert guide()["x"].dtype == dtype and guide.designs()["x"].dtype == dtype
     assert logits_of(guide).dtype == torch.promote_types(dtype, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("design", [Brewer, GumbelTopK, ParetoSampling, Pivotal, Sampford, SequentialPoisson])
+def test_priors_in_half_types_have_rounded_inclusion_probabilities(design, dtype):
+    """Whose sum is not the size, so the start is computed from those before rounding."""
+    prior = design(logits=normal(50, 9).to(dtype), k=3)
+    guide = started(one_site(prior), init_scale=0)
+    torch.testing.assert_close(guide.designs()["x"].mean, prior.mean, atol=torch.finfo(dtype).eps, rtol=0)
 
 
 def test_guides_can_be_saved():
@@ -273,6 +338,12 @@ def one_site(fn):
         (TypeError, "'x' has the distribution Normal.*AutoGuideList", one_site(dist.Normal(0.0, 1.0)), {}),
         (TypeError, "PhantomUnit.*by hand", one_site(PhantomUnit(Brewer, logits=torch.zeros(4))), {}),
         (ValueError, "`model` must have a latent k-hot site", lambda: None, {}),
+        (
+            NotImplementedError,
+            "ELBO of minus infinity at the site 'x'.*excludes size 2 and allows .* finite log_prior",
+            one_site(ConditionalPoisson(logits=torch.zeros(4), k=(1, 3, torch.tensor([0.0, -torch.inf, 0.0])))),
+            {},
+        ),
         (NotImplementedError, "plate 'rows' subsamples the rows of 'x', which differ in `k`", subsampled_sizes, {}),
     ],
 )

@@ -224,6 +224,23 @@ def test_blocks(model, blocks, chains):
     assert (after.sum(-1) == 2).all() and (after != value).any(-1).sum() <= number
 
 
+@pytest.mark.parametrize("rows", [2, 3, 5, 16])
+def test_every_pair_of_rows_is_tested(rows):
+    """Two rows that depend on each other, against the plate, are never taken for independent, whatever the seed."""
+
+    def model():
+        with pyro.plate("rows", rows):
+            x = pyro.sample("x", ConditionalPoisson(logits=ZEROS(4), k=2))
+            others = torch.cat([x[..., 1:2, :], x[..., :1, :], torch.zeros_like(x[..., 2:, :])], -2)
+            pyro.factor("mixes", (x + others) @ normal(4))
+
+    for seed in range(60):
+        pyro.set_rng_seed(seed)
+        kernel = KHotSwap(model, uniform_share=1.0)
+        kernel.setup(0)
+        assert kernel._sites[0].plates == ()
+
+
 def test_mixed_sizes_and_rows_without_swaps():
     def model():
         with pyro.plate("rows", 4):

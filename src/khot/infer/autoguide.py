@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import pyro
 import torch
 from pyro.distributions import TorchDistribution
+from pyro.distributions.util import scale_and_mask
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.utils import deep_setattr
 from pyro.nn import PyroModule, PyroParam
@@ -19,14 +20,15 @@ from torch.distributions import constraints
 from khot._contents import can_look
 from khot._notes import feels_between_vertices
 from khot._validation import check_function, checked_real
-from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
+from khot.distributions import ConditionalPoisson, PhantomUnit, Pivotal, SamplingDesign, Systematic
 from khot.estimators import ReinMax
 from khot.estimators.wrapper import check_estimator, wide
 from khot.kernels.threshold import solve_threshold
 
-from .sites import base_law, is_khot
+from .sites import base_law, is_khot, possible_sizes
 
 Estimator = Callable[[SamplingDesign], TorchDistribution]
+DRAWS = 100  # rows that test whether the prior allows all that the guide can draw
 
 
 class _Site(NamedTuple):
@@ -68,9 +70,12 @@ class AutoKHot(AutoGuide):
 
     The logits start at those of the prior, plus normal noise. If the prior is another design, the start is the
     conditional Poisson law with the same inclusion probabilities. Units that the prior excludes, or includes for
-    certain, stay excluded or included. For a subsampled plate there are logits for all rows of the plate. The guide has
-    the sizes that the model had at its first call. It has no ``median`` and no ``quantiles``, because k-hot vectors
-    have no order; :meth:`designs` returns its laws, whose ``mean`` and ``mode`` summarise them.
+    certain, stay excluded or included, and so do the smallest and the largest sizes if a prior over sizes excludes
+    them. The guide draws all other vectors of these sizes, so the ELBO would be minus infinity under a prior that
+    excludes some of them, as ``Systematic`` does; this is an error. For a subsampled plate there are logits for all
+    rows of the plate. The guide has the sizes that the model had at its first call. It has no ``median`` and no
+    ``quantiles``, because k-hot vectors have no order; :meth:`designs` returns its laws, whose ``mean`` and ``mode``
+    summarise them.
 
     Args:
         model: Pyro model whose latent sites are all sampling designs of a fixed size, or ConditionalPoisson with a
@@ -83,8 +88,8 @@ class AutoKHot(AutoGuide):
     Raises:
         TypeError: If an argument has the wrong type, or, at the first call, a latent site is not k-hot.
         ValueError: If ``init_scale`` is out of range, or, at the first call, the model has no latent k-hot site.
-        NotImplementedError: At the first call, if the rows of a subsampled plate differ in their sizes, or a plate is
-            sequential.
+        NotImplementedError: At the first call, if the rows of a subsampled plate differ in their sizes, a plate is
+            sequential, or a prior excludes vectors of the guide.
 
     Example:
         >>> import pyro
@@ -137,6 +142,7 @@ class AutoKHot(AutoGuide):
                     "the other sites: AutoGuideList, and AutoKHot(pyro.poutine.block(model, expose=[...])) of the "
                     "k-hot ones"
                 )
+            _check_support(name, node)
             design, start = base_law(fn), _start(base_law(fn))
             for frame in frames:
                 if frame.full_size and frame.full_size != frame.size:
@@ -200,7 +206,7 @@ def _start(design: Any) -> Tensor:
     if isinstance(design, ConditionalPoisson) and design.log_prior is not None:
         return _start_of_prior(design)
     if not isinstance(design, ConditionalPoisson):
-        design = ConditionalPoisson(probs=wide(design.mean), k=design.size)
+        design = ConditionalPoisson(probs=wide(design.in_float32.mean), k=design.size)
     return wide(design.logits.detach()).clone()
 
 
@@ -212,10 +218,38 @@ def _start_of_prior(design: ConditionalPoisson) -> Tensor:
     return logits - shift.unsqueeze(-1).to(logits.dtype).nan_to_num(0.0, 0.0, 0.0)
 
 
+@torch.no_grad()
+def _check_support(name: str, node: Any) -> None:
+    """Checks that the prior of a site allows what the guide draws; for designs that depend on an order, by draws."""
+    design, problem = base_law(node["fn"]), f"AutoKHot would have an ELBO of minus infinity at the site {name!r}"
+    if isinstance(design, ConditionalPoisson) and design.log_prior is not None:
+        try:
+            possible_sizes(design)
+        except NotImplementedError as error:
+            raise NotImplementedError(f"{problem}: {error}") from None
+    if not isinstance(design, Pivotal | Systematic):
+        return
+    number = math.ceil(DRAWS / max(1, design.batch_shape.numel()))
+    guide = ConditionalPoisson(logits=_start(design).to(design.dtype), k=design.size)
+    value = guide.sample((number,), generator=torch.Generator(design.k.device).manual_seed(0))
+    try:
+        log_prob: Any = scale_and_mask(node["fn"].log_prob(value), mask=node["mask"])
+    except NotImplementedError:  # ELBOs raise it where they need it
+        return
+    if (log_prob == -torch.inf).any():
+        raise NotImplementedError(
+            f"{problem}: its prior {design} excludes vectors that have its size, so take one that allows all of them, "
+            "such as ConditionalPoisson(probs=probs) with the same inclusion probabilities"
+        )
+
+
 def _ends(design: Any) -> tuple[Any, ...]:
-    """The size of the rows, or the two ends of its range, as ints if they are the same in all rows."""
+    """The size of the rows, or the two ends of the possible ones, as ints if they are the same in all rows."""
     size = design.size
     ends = size[:2] if isinstance(size, tuple) else (size,)
+    if isinstance(design, ConditionalPoisson) and design.log_prior is not None:
+        possible = possible_sizes(design).long()
+        ends = (size.low + possible.argmax(-1), size.high - possible.flip(-1).argmax(-1))
     return tuple(_number(end) if isinstance(end, Tensor) else end for end in ends)
 
 

@@ -207,19 +207,34 @@ def base_law(fn: Any) -> Any:
     return fn
 
 
+def possible_sizes(design: ConditionalPoisson) -> Tensor:
+    """Whether each size from low to high is possible, ``(*batch, sizes)``, for a design with a prior over its size.
+
+    Raises:
+        NotImplementedError: If a row excludes a size and allows smaller and larger ones.
+    """
+    possible = log_size_law(design.logits, design.size) > -torch.inf
+    between = (possible.long().cumsum(-1) > 0) & (possible.long().flip(-1).cumsum(-1).flip(-1) > 0)
+    gap = (between & ~possible).nonzero()
+    if len(gap):
+        raise NotImplementedError(
+            f"its prior excludes size {design.size.low + int(gap[0, -1])} and allows smaller and larger ones: give it "
+            "a finite log_prior"
+        )
+    return possible
+
+
 def _check_gaps(name: str, design: SamplingDesign) -> None:
     """Checks that a chain, which changes a size by one, can get from each possible size to all others."""
     if not isinstance(design, ConditionalPoisson) or design.log_prior is None:
         return
-    possible = (log_size_law(design.logits, design.size) > -torch.inf).long()
-    between = (possible.cumsum(-1) > 0) & (possible.flip(-1).cumsum(-1).flip(-1) > 0)
-    gap = (between & (possible == 0)).nonzero()
-    if len(gap):
+    try:
+        possible_sizes(design)
+    except NotImplementedError as error:
         raise NotImplementedError(
-            f"KHotSwap changes the size of {name!r} by one, but its prior excludes size "
-            f"{design.size.low + int(gap[0, -1])} and allows smaller and larger ones: give it a finite log_prior, and "
-            "drop the samples of that size. If log_prior is fixed, the others have the posterior that you want"
-        )
+            f"KHotSwap changes the size of {name!r} by one, but {error}, and drop the samples of that size. If "
+            "log_prior is fixed, the others have the posterior that you want"
+        ) from None
 
 
 def keep_laws(trace: Any, kept: dict[str, Kept]) -> None:
