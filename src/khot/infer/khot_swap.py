@@ -286,7 +286,7 @@ class KHotSwap(MCMCKernel):
     def _swaps_stay_apart(self, site: KHotSite, params: Values, value: Tensor) -> bool:
         proposals = Proposals.of(value, torch.zeros_like(value), site.sizes)
         swapped = torch.where(site.possible[:, None, None], proposals.draw(1.0).of(value), value)
-        half = torch.rand(len(value), device=value.device) < 0.5
+        half = torch.rand(len(value), dtype=torch.float32, device=value.device) < 0.5
         mixed = torch.where(half[:, None, None], swapped, value)
         here, there, found = (
             self._log_joint({**params, site.name: site.unblocked(x)}).log_joint[site.name]
