@@ -16,6 +16,7 @@ from tests.registry import DESIGNS
 float64 = torch.float64
 P = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=float64)
 Q = torch.tensor([[0.1, -0.3, 0.6, 0.2, 0.0], [1.0, 0.0, -0.5, -1.0, 0.8]], dtype=float64)
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, float64]
 SCORED = [case for case in DESIGNS if case.has_log_prob]
 
 
@@ -210,6 +211,52 @@ def test_one_hot_categorical_and_what_is_impossible():
     assert kl_divergence(some, phantom).item() == pytest.approx(math.log(0.5 / 0.3) / 2 + math.log(0.5 / 0.2) / 2)
     with pytest.raises(ValueError, match="the same number of units"):
         kl_divergence(OneHotCategorical(logits=torch.zeros(4)), every)
+
+
+@pytest.mark.parametrize("dtypes", list(itertools.product(DTYPES, repeat=2)), ids=str)
+def test_dtypes_are_promoted_as_in_torch(dtypes):
+    """All arithmetic takes place at least in float32, also that of a one-hot law, whose logits torch rounds."""
+    makes = [
+        lambda logits: ConditionalPoisson(logits=logits, k=1),
+        lambda logits: ConditionalPoisson(logits=logits, k=(1, 2)),
+        lambda logits: ConditionalPoisson(logits=logits, k=(0, 2, torch.zeros(3))),
+        lambda logits: GumbelTopK(logits=logits, k=1),
+        lambda logits: PhantomUnit(ConditionalPoisson, logits=logits),
+        lambda logits: OneHotCategorical(logits=logits, validate_args=False),  # torch wants 1 from sums of half types
+    ]
+    p_logits, q_logits = P.to(dtypes[0]).requires_grad_(), Q.to(dtypes[1]).requires_grad_()
+    for make, other in [*itertools.product(makes, makes)][:-1]:  # without torch's own divergence, the last one
+        p, q = make(p_logits), other(q_logits)
+        found, expected = kl_divergence(p, q), kl_divergence(make_wide(p), make_wide(q)).detach()
+        assert found.dtype == torch.promote_types(*dtypes)
+        tolerance = max(torch.finfo(found.dtype).eps, 1e-5)
+        torch.testing.assert_close(found.detach().double(), expected, rtol=tolerance, atol=tolerance / 10)
+        if found.isfinite().all():
+            grads = torch.autograd.grad(found.sum(), (p_logits, q_logits))
+            assert [grad.dtype for grad in grads] == list(dtypes)
+            assert all(grad.isfinite().all() for grad in grads)
+
+
+def make_wide(law):
+    """The same law in float64; a one-hot law with the logits that torch has rounded."""
+    if isinstance(law, OneHotCategorical):
+        return OneHotCategorical(logits=law.logits.double())
+    if isinstance(law, PhantomUnit):
+        return PhantomUnit(ConditionalPoisson, logits=law.logits.double())
+    return type(law)(logits=law.logits.double(), k=law.size)
+
+
+def test_one_hot_probabilities_that_underflow():
+    """They are tiny rather than 0, which would make the divergence infinite."""
+    for dtype, far in ((torch.float16, 20.0), (torch.bfloat16, 100.0), (torch.float32, 110.0)):
+        logits = torch.tensor([0.0, -far], dtype=dtype)
+        one_hot, design = (
+            OneHotCategorical(logits=logits, validate_args=False),
+            ConditionalPoisson(logits=torch.zeros(2), k=1),
+        )
+        assert one_hot.probs[1] == 0
+        assert kl_divergence(design, one_hot).item() == pytest.approx(far / 2 - math.log(2), rel=1e-6)
+        assert kl_divergence(one_hot, design).item() == pytest.approx(math.log(2), rel=1e-6)
 
 
 def test_wrapper_as_the_second_law():

@@ -509,6 +509,33 @@ def test_a_step_has_few_operations_beside_the_evaluation(k, most):
     assert step.count - evaluation.count <= most
 
 
+@pytest.mark.parametrize("chains", [None, 2])
+@pytest.mark.parametrize("swaps", [1, None])
+def test_chains_do_not_depend_on_the_default_dtype(swaps, chains):
+    """Random numbers of half types have few digits; those of float64 would give another chain."""
+    weights = normal(12).float()
+
+    def model():
+        x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros(12, dtype=torch.float32), k=(4, 6)))
+        pyro.factor("f", (weights * x).sum(-1))
+
+    def draws(default):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(default)
+        try:
+            pyro.set_rng_seed(0)
+            kernel = KHotSwap(model, chains=chains, swaps_per_proposal=swaps)
+            mcmc = MCMC(kernel, num_samples=300, warmup_steps=20, disable_progbar=True)
+            mcmc.run()
+        finally:
+            torch.set_default_dtype(before)
+        return mcmc.get_samples()["x"]
+
+    expected = draws(torch.float32)
+    assert torch.equal(draws(torch.float64), expected)
+    assert torch.equal(draws(torch.bfloat16), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("plate", [False, True])
 def test_log_probabilities_in_half_types_are_not_rounded(dtype, plate):

@@ -165,6 +165,21 @@ class TestJumpReLU:
         (pseudo,) = torch.autograd.grad(module(x).mean(), module.threshold)
         assert pseudo.item() == pytest.approx(-0.5 / 4, rel=1e-3)
 
+    @pytest.mark.parametrize("default", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+    def test_a_number_is_rounded_only_to_the_dtype_of_the_threshold(self, default):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(default)
+        try:
+            fixed, learned = JumpReLU(0.3), JumpReLU(0.3, learn_threshold=True)
+            batch, wide = BatchTopK(1), JumpReLU(0.3, learn_threshold=True).double()
+            batch.threshold = wide.threshold = 0.3
+        finally:
+            torch.set_default_dtype(before)
+        dtypes = torch.promote_types(default, torch.float32), default, torch.float32, torch.float64
+        for module, dtype in zip((fixed, learned, batch, wide), dtypes, strict=True):
+            assert torch.equal(module.threshold.detach(), torch.tensor(0.3, dtype=dtype).expand(module.threshold.shape))
+            assert module.threshold.dtype == dtype
+
 
 class TestNMSparsity:
     @pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (4, 8), (0, 2), (2, 2)])

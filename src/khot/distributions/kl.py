@@ -21,10 +21,10 @@ from torch.distributions import OneHotCategorical, kl_divergence, register_kl
 
 from khot._contents import can_look
 from khot._tracing import broadcast_shapes, one_operation
+from khot.kernels.exact.rows import compute_dtype
 from khot.laws import size_prior
 from khot.laws.conditional_poisson import log_prob
 
-from .base import is_half
 from .conditional_poisson import ConditionalPoisson
 from .design import SamplingDesign
 from .phantom_unit import PhantomUnit
@@ -35,14 +35,13 @@ MAX_TERMS = 10_000  # the most vectors to enumerate; beyond it, a sampled diverg
 
 
 def _rounded(divergence: Divergence) -> Divergence:
-    """For designs in half types: computes in float32, and rounds the result if both designs have such a type."""
+    """Computes at least in float32, and converts the result to the type to which torch promotes those of both laws."""
 
     @functools.wraps(divergence)
     def call(p: Any, q: Any) -> Tensor:
         found = divergence(*(law.in_float32 if isinstance(law, SamplingDesign) else law for law in (p, q)))
-        dtypes = [law.dtype for law in (p, q) if isinstance(law, SamplingDesign)]
-        dtype = functools.reduce(torch.promote_types, dtypes)
-        return found.to(dtype) if is_half(dtype) else found
+        p_dtype, q_dtype = (law.dtype if isinstance(law, SamplingDesign) else law.logits.dtype for law in (p, q))
+        return found.to(torch.promote_types(p_dtype, q_dtype))
 
     return call
 
@@ -60,7 +59,7 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
         return _enumerated(p, q)
     if q.log_prior is not None:
         return _enumerated(p, q) if isinstance(p, PhantomUnit) else -entropy - _expected_log_prob(p, q)
-    cross_entropy = -log_prob(q.logits, q.size, p.mean, q.kept).to(entropy.dtype)
+    cross_entropy = -log_prob(q.logits, q.size, p.mean, q.kept)
     if isinstance(p, ConditionalPoisson) and p.log_prior is not None:
         size = torch.arange(p.event_shape[0] + 1, device=p.k.device)
         outside = (size < q.k.unsqueeze(-1)) | (size > q.largest_k.unsqueeze(-1))
@@ -84,8 +83,7 @@ def _expected_log_prob(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
         means = p.mean.expand(prior.high - prior.low + 1, *p.mean.shape)
     means = means.view(len(means), *(1,) * (len(batch_shape) - len(p.batch_shape)), *means.shape[1:])
     sizes = sizes.double().expand(*batch_shape, -1)  # the axis of sizes moves to the front of all of these
-    found = size_prior.expected_log_prob(q.logits, prior, sizes, means.double())
-    return found.to(p.dtype)
+    return size_prior.expected_log_prob(q.logits, prior, sizes, means.double())
 
 
 @register_kl(PhantomUnit, PhantomUnit)
@@ -103,7 +101,7 @@ def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
         phantom = wrapped.probs[..., -1:].masked_fill(larger.unsqueeze(-1), 0.0)
         probs, k = torch.cat((wrapped.probs[..., :-1], phantom), -1), wrapped.k - larger.long()
         wrapped = p.design_class(probs=probs, k=k, validate_args=False, **p.design_kwargs)
-    return torch.where(possible, kl_divergence(wrapped, q.wrapped), torch.inf).to(p.probs.dtype)
+    return torch.where(possible, kl_divergence(wrapped, q.wrapped), torch.inf)
 
 
 @register_kl(SamplingDesign, SamplingDesign)
@@ -161,7 +159,11 @@ def _of_single_units(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _log_probs(one_hot: OneHotCategorical) -> Tensor:
-    return one_hot.logits.masked_fill(one_hot.probs == 0, -torch.inf)  # torch replaces -inf with a tiny probability
+    """At least in float32, where the probabilities sum to 1; rounded to a half type they do not."""
+    logits = one_hot.logits
+    # For a given probability of 0, torch has the logit log eps. Given logits are far lower if their probability is 0.
+    impossible = (one_hot.probs == 0) & (logits > 2 * math.log(torch.finfo(logits.dtype).eps))
+    return logits.to(compute_dtype(logits)).masked_fill(impossible, -torch.inf).log_softmax(-1)
 
 
 def _log_prob_of_single_units(design: SamplingDesign, other: OneHotCategorical) -> Tensor:

@@ -282,11 +282,14 @@ class KHotSwap(MCMCKernel):
         The halves by the binary digits of random numbers separate any two of up to 16 blocks at least once.
         """
         value = site.blocks(params[site.name])
+        if len(value) == 1:
+            return True
         # The log joint density is that of the blocks to be tested.
         self._log_joint.sites = [site if other.name == site.name else other for other in self._sites]
-        number, digits = torch.randperm(len(value), device=value.device), (len(value) - 1).bit_length()
-        halves = ((number >> trial % min(digits, TRIALS)) % 2 == 0 for trial in range(TRIALS))
-        return len(value) == 1 or all(self._swaps_stay_apart(site, params, value, half) for half in halves)
+        number = torch.randperm(len(value), device=value.device)
+        digits = min(TRIALS, (len(value) - 1).bit_length())
+        halves = ((number >> trial % digits) % 2 == 0 for trial in range(TRIALS))
+        return all(self._swaps_stay_apart(site, params, value, half) for half in halves)
 
     def _swaps_stay_apart(self, site: KHotSite, params: Values, value: Tensor, half: Tensor) -> bool:
         proposals = Proposals.of(value, torch.zeros_like(value), site.sizes)

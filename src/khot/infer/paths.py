@@ -55,7 +55,7 @@ class Path(NamedTuple):
     def draw(cls, here: Point, length: int, uniform_share: float) -> "Path":
         """A path for each block from the mixture; meaningless in blocks of fewer swaps."""
         log_weight = _log_weights(here)
-        informed = torch.rand(log_weight.shape[1], 1, device=log_weight.device) >= uniform_share
+        informed = torch.rand(log_weight.shape[1], 1, dtype=torch.float32, device=log_weight.device) >= uniform_share
         log_weight = torch.where(informed | log_weight.isinf(), log_weight, 0.0)
         return cls(*(log_weight + gumbel(log_weight[0])).topk(length).indices)
 
@@ -87,10 +87,10 @@ class PathLength:
     adaptations: int = 0
 
     def draw(self) -> int:
-        if self.mean > 1 and float(torch.rand(())) < SINGLE_SHARE:
+        if self.mean > 1 and float(torch.rand((), dtype=torch.float32)) < SINGLE_SHARE:
             return 1
         below = int(self.mean)
-        return below if below == self.mean else below + (float(torch.rand(())) < self.mean - below)
+        return below if below == self.mean else below + (float(torch.rand((), dtype=torch.float32)) < self.mean - below)
 
     def adapt(self, acceptance: float, length: int) -> None:
         """Moves towards lengths of which the best share is accepted, by smaller and smaller steps.

@@ -172,7 +172,7 @@ class Proposals(NamedTuple):
     def draw(self, uniform_share: float) -> Swap:
         """One swap for each block, from the mixture; meaningless in blocks that have no swap."""
         _, blocks, rows = self.row.shape
-        part = (torch.rand(blocks, device=self.row.device) >= uniform_share).long()
+        part = (torch.rand(blocks, dtype=torch.float32, device=self.row.device) >= uniform_share).long()
         block = torch.arange(blocks, device=part.device)
         if rows == 1:
             row, closed, half = torch.zeros_like(part), self.closed.squeeze(2), self.half.squeeze(1)

@@ -149,7 +149,7 @@ class BatchTopK(CountsIdleUnits):
             return
         if self.threshold is None:
             raise ValueError("`threshold` cannot be assigned with track_running_stats=False, which keeps none")
-        value = checked_threshold(value)
+        value = checked_threshold(value, self.threshold.dtype)
         if value.numel() != 1:
             raise ValueError(f"`threshold` must be one number, but got a tensor of shape {tuple(value.shape)}")
         self.overwrite("threshold", value.reshape(()))

@@ -49,7 +49,10 @@ class JumpReLU(Module):
     def __init__(self, threshold: float | Tensor, learn_threshold: bool = False, bandwidth: float = 1e-3) -> None:
         super().__init__()
         check_flag("learn_threshold", learn_threshold)
-        value = checked_threshold(threshold).detach().clone()
+        dtype = torch.get_default_dtype()
+        if not learn_threshold:
+            dtype = torch.promote_types(dtype, torch.float32)
+        value = checked_threshold(threshold, dtype).detach().clone()
         if learn_threshold:
             self.threshold = Parameter(value if value.dim() else value.reshape(1))
         else:
@@ -60,7 +63,7 @@ class JumpReLU(Module):
         if name != "threshold" or self._is_replaced_by(value):
             super().__setattr__(name, value)
             return
-        value = checked_threshold(value)
+        value = checked_threshold(value, self.threshold.dtype)
         if value.dim() and value.shape != self.threshold.shape:
             raise ValueError(
                 f"`threshold` must be a number or a tensor of shape {tuple(self.threshold.shape)}, but got shape "
@@ -94,11 +97,12 @@ class JumpReLU(Module):
         return f"threshold={shown}" + (f", learn_threshold=True, bandwidth={self.bandwidth:g}" if learnt else "")
 
 
-def checked_threshold(value: Any) -> Tensor:
-    """A number or a floating-point tensor, as a tensor without NaN."""
+def checked_threshold(value: Any, dtype: torch.dtype) -> Tensor:
+    """A number, as a tensor of this dtype, or a floating-point tensor; not NaN."""
     check_strided("threshold", value)
     if not isinstance(value, Tensor):
-        value = torch.tensor(float(checked_real("threshold", value, "a real number or a floating-point tensor")))
+        number = float(checked_real("threshold", value, "a real number or a floating-point tensor"))
+        value = torch.tensor(number, dtype=dtype)
     elif not value.is_floating_point():
         raise TypeError(f"`threshold` must be a real number or a floating-point tensor, but got {value!r}")
     if looks_at_contents(value) and bool(value.isnan().any()):
