@@ -391,6 +391,18 @@ def test_where_numba_cannot_run_torch_does(monkeypatch):
 
 
 @pytest.mark.slow
+def test_torch_computes_while_the_compiler_of_numba_is_off():
+    """As programs set it that debug or measure the coverage of their own loops."""
+    program = """
+        import torch, khot.kernels
+        print(khot.sigmoid_topk(torch.zeros(4), 2).tolist())
+        print(khot.kernels.explain(khot.sigmoid_topk, torch.zeros(4), 2).refused["numba"])
+    """
+    values, reason = run_python(program, NUMBA_DISABLE_JIT="1", KHOT_BACKEND="auto").splitlines()
+    assert values == "[0.5, 0.5, 0.5, 0.5]" and "NUMBA_DISABLE_JIT=1" in reason
+
+
+@pytest.mark.slow
 def test_expanded_sizes_need_no_other_machine_code():
     theta, k, seed = normal(2, 6), torch.tensor(2), torch.tensor([1])
     found = []
