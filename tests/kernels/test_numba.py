@@ -218,6 +218,18 @@ def test_an_edited_link_is_compiled_anew(copied_kernels):
     assert folder() != before and not before.exists()
 
 
+def test_a_new_archive_is_compiled_anew(tmp_path, copied_kernels, monkeypatch):
+    """Python imports packages from zip files, too, in which no source can be listed."""
+    _, folder = copied_kernels
+    archive = tmp_path / "khot.zip"
+    monkeypatch.setattr(cache, "PACKAGE", archive / "khot" / "kernels")
+    found = []
+    for content in (b"a", b"b", b"b"):
+        archive.write_bytes(content)
+        found.append(folder())
+    assert found[0] != found[1] == found[2]
+
+
 def test_processes_that_start_together_keep_the_folder_of_each_other(copied_kernels, monkeypatch):
     """While one process removes the loops of older sources, another has made the folder of the new ones already."""
     copy, folder = copied_kernels

@@ -38,7 +38,8 @@ def kept_on_disk(dispatcher: Any) -> Any:
 def source_stamp() -> str:
     """Everything that machine code depends on besides the machine."""
     found = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, np.__version__)).encode())
-    for path in sorted({*PACKAGE.rglob("*numba*.py"), *PACKAGE.glob("cpu/**/*.py")}):
+    paths = sorted({*PACKAGE.rglob("*numba*.py"), *PACKAGE.glob("cpu/**/*.py")})
+    for path in paths or filter(Path.is_file, PACKAGE.parents):  # a package that was imported from a zip file
         found.update(path.read_bytes())
     return found.hexdigest()
 
