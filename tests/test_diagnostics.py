@@ -139,6 +139,24 @@ def test_batches_baselines_and_computed_parameters():
     assert comparison.rows[0].num_samples == 4 and comparison.rows[0].bias < 6 * comparison.rows[0].bias_error
 
 
+@pytest.mark.parametrize("weight", [torch.ones(4), torch.ones(4, requires_grad=True)], ids=["", "learned"])
+def test_a_loss_without_a_gradient_leaves_the_estimators_that_need_none(weight):
+    design = ConditionalPoisson(logits=torch.tensor([0.0, 1.0, -1.0, 0.5]), k=2)
+    comparison = compare_estimators(design, lambda x: (x.detach() * weight).square().sum(-1), None, 2, 2)
+    assert [row.estimator for row in comparison.rows] == ["leave_one_out", "score_function", "unordered_set"]
+    assert [line.partition(": ")[0] for line in comparison.skipped] == [
+        f"{name} on ConditionalPoisson with num_samples=2" for name in ("reinmax", "straight_through")
+    ]
+    assert all("its result has no gradient" in line for line in comparison.skipped)
+
+
+def test_gradients_are_measured_where_they_are_off():
+    design = ConditionalPoisson(logits=torch.tensor([0.0, 1.0, -1.0, 0.5]), k=2)
+    with torch.no_grad():
+        comparison = compare_estimators(design, lambda x: x[..., 0], None, 2, 2)
+    assert len(comparison.rows) == 5
+
+
 def test_table_and_figure():
     design = ConditionalPoisson(logits=LOGITS, k=2)
     comparison = compare_estimators(design, curved, num_samples=(1, 2), num_repeats=3)

@@ -165,7 +165,8 @@ def compare_estimators(
             log_prob and for large C(n, k).
 
     Returns:
-        A :class:`Comparison`. Combinations that are not supported, such as too few samples, are listed as skipped.
+        A :class:`Comparison`. Combinations that are not supported, such as too few samples, or pathwise estimators of a
+        loss without a gradient, are listed as skipped.
 
     Raises:
         TypeError: If a design is not a SamplingDesign, or another argument has the wrong type.
@@ -244,12 +245,17 @@ def _differentiable(design: Any) -> SamplingDesign:
     return design
 
 
+@torch.enable_grad()
 def _gradient(design: SamplingDesign, f: Loss, estimator: Estimator, num_samples: int) -> tuple[Tensor, float]:
     """One estimate on the CPU, and the seconds that it took."""
     design = copy.copy(design)  # without values computed from its parameter so far, which are part of the cost
     start = time.perf_counter()
     surrogate = estimator(design, f, num_samples)
-    (gradient,) = torch.autograd.grad(surrogate.sum(), design.parameter)
+    gradient = None
+    if surrogate.requires_grad:
+        (gradient,) = torch.autograd.grad(surrogate.sum(), design.parameter, allow_unused=True)
+    if gradient is None:
+        raise ValueError("its result has no gradient: it differentiates f, and autograd finds no x in the losses")
     gradient = _flat(gradient, design)
     return gradient, time.perf_counter() - start
 

@@ -20,6 +20,7 @@ from khot.kernels.threshold.kinds import LOG_MASK, MASK
 from khot.kernels.transport import sorted_transport
 from khot.relaxations.engine import ThresholdMap
 from tests.backends import USUAL
+from tests.processes import run_python
 
 
 class Shifted(Logistic):
@@ -126,6 +127,11 @@ def test_unknown_backends_in_the_environment_are_refused():
     code = "import os; os.environ['KHOT_BACKEND'] = 'fast'; import khot"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "KHOT_BACKEND must be one of auto, torch, numba, triton, but got 'fast'" in result.stderr
+
+
+@pytest.mark.slow
+def test_an_empty_variable_requests_no_backend():
+    assert run_python("from khot.kernels import registry; print(registry._wanted)", KHOT_BACKEND="") == "auto\n"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -7,6 +7,7 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from tests.inputs import normal
 from tests.processes import run_python
 
 numba = pytest.importorskip("numba", reason="numba is not installed")
+
+from numba.core.caching import IndexDataCacheFile  # noqa: E402 - skipped before it imports numba
 
 from khot.kernels.cpu import cache, maths  # noqa: E402 - skipped before it imports numba
 from khot.kernels.cpu import loops as cpu_loops  # noqa: E402 - skipped before it imports numba
@@ -215,6 +218,18 @@ def test_an_edited_link_is_compiled_anew(copied_kernels):
     assert folder() != before and not before.exists()
 
 
+def test_a_new_archive_is_compiled_anew(tmp_path, copied_kernels, monkeypatch):
+    """Python imports packages from zip files, too, in which no source can be listed."""
+    _, folder = copied_kernels
+    archive = tmp_path / "khot.zip"
+    monkeypatch.setattr(cache, "PACKAGE", archive / "khot" / "kernels")
+    found = []
+    for content in (b"a", b"b", b"b"):
+        archive.write_bytes(content)
+        found.append(folder())
+    assert found[0] != found[1] == found[2]
+
+
 def test_processes_that_start_together_keep_the_folder_of_each_other(copied_kernels, monkeypatch):
     """While one process removes the loops of older sources, another has made the folder of the new ones already."""
     copy, folder = copied_kernels
@@ -280,6 +295,73 @@ def _twice(first, last):
     return 2 * (last - first)
 
 
+@pytest.fixture
+def new_folder(tmp_path, monkeypatch):
+    """An empty folder for machine code, and no memory of other folders or of warnings."""
+    monkeypatch.setenv("KHOT_CACHE_DIR", str(tmp_path))
+    for cached in (cache._folder, cache._warn_of):
+        cached.cache_clear()
+    yield tmp_path
+    for cached in (cache._folder, cache._warn_of):
+        cached.cache_clear()
+
+
+def _found_on_disk(function):
+    """Whether a new process would find the machine code of a kernel on disk; runs the kernel."""
+    loop = cpu_loops.kernel(function)
+    assert loop(0, 3) == function(0, 3)
+    return sum(loop.stats.cache_hits.values()) == 1
+
+
+def test_a_folder_that_cannot_be_written_gives_what_it_has(new_folder, monkeypatch):
+    """Another user has filled it, as in a container image."""
+
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    assert [_found_on_disk(_count), _found_on_disk(_count)] == [False, True]
+    for function in ("open", "mkdir"):  # of temporary files and of folders; they refuse root, too
+        monkeypatch.setattr(os, function, refuse)
+    monkeypatch.setattr(IndexDataCacheFile, "_open_for_write", refuse)
+    cache._folder.cache_clear()
+    assert _found_on_disk(_count)
+    with pytest.warns(RuntimeWarning, match=r"again in every process.*PermissionError: Permission denied"):
+        assert not _found_on_disk(_twice)
+
+
+@pytest.mark.parametrize("length", [0, 20, 1000])
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+def test_a_damaged_file_is_written_anew(new_folder, kind, length):
+    """A power failure leaves files empty or cut off."""
+    assert not _found_on_disk(_count)
+    (path,) = new_folder.rglob(f"*.{kind}")
+    path.write_bytes(path.read_bytes()[:-1][:length])
+    assert [_found_on_disk(_count), _found_on_disk(_count)] == [False, True]
+
+
+@pytest.mark.parametrize("written", ["loops", os.path.join("~", "loops")])
+def test_a_folder_is_found_from_another_working_directory(tmp_path, monkeypatch, written):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.setenv("KHOT_CACHE_DIR", written)
+    monkeypatch.chdir(tmp_path)
+    assert cache._base() == tmp_path / "loops"
+
+
+def test_a_user_without_a_home_gets_one_warning(new_folder, monkeypatch):
+    """As in a container that runs under a number without a name."""
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    for variable in ("KHOT_CACHE_DIR", "NUMBA_CACHE_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(cache, "AppDirs", lambda *names, **options: SimpleNamespace(user_cache_dir="~/.cache/khot"))
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.warns(RuntimeWarning, match=r"Could not determine home directory.*set KHOT_CACHE_DIR"):
+        assert not _found_on_disk(_count)
+
+
 def test_functions_of_a_factory_have_names_of_their_own():
     """Machine code is found by the name: two of one name would be taken for each other."""
 
@@ -318,6 +400,18 @@ def test_where_numba_cannot_run_torch_does(monkeypatch):
             sigmoid_topk(torch.zeros(4), 2)
     finally:
         obstacle.cache_clear()
+
+
+@pytest.mark.slow
+def test_torch_computes_while_the_compiler_of_numba_is_off():
+    """As programs set it that debug or measure the coverage of their own loops."""
+    program = """
+        import torch, khot.kernels
+        print(khot.sigmoid_topk(torch.zeros(4), 2).tolist())
+        print(khot.kernels.explain(khot.sigmoid_topk, torch.zeros(4), 2).refused["numba"])
+    """
+    values, reason = run_python(program, NUMBA_DISABLE_JIT="1", KHOT_BACKEND="auto").splitlines()
+    assert values == "[0.5, 0.5, 0.5, 0.5]" and "NUMBA_DISABLE_JIT=1" in reason
 
 
 @pytest.mark.slow

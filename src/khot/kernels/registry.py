@@ -60,7 +60,7 @@ def _checked(name: str, source: str) -> str:
     return name
 
 
-_wanted = _checked(os.environ.get("KHOT_BACKEND", "auto"), "KHOT_BACKEND")
+_wanted = _checked(os.environ.get("KHOT_BACKEND") or "auto", "KHOT_BACKEND")  # an empty variable counts as unset
 
 
 @contextmanager

@@ -6,12 +6,12 @@ entry is found by the function's qualified name, which identifies what the facto
 the sources of all numba backends and the versions of numba and NumPy.
 """
 
+import contextlib
 import functools
 import hashlib
 import os
 import shutil
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -38,33 +38,42 @@ def kept_on_disk(dispatcher: Any) -> Any:
 def source_stamp() -> str:
     """Everything that machine code depends on besides the machine."""
     found = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, np.__version__)).encode())
-    for path in sorted({*PACKAGE.rglob("*numba*.py"), *PACKAGE.glob("cpu/**/*.py")}):
+    paths = sorted({*PACKAGE.rglob("*numba*.py"), *PACKAGE.glob("cpu/**/*.py")})
+    for path in paths or filter(Path.is_file, PACKAGE.parents):  # a package that was imported from a zip file
         found.update(path.read_bytes())
     return found.hexdigest()
 
 
 def _base() -> Path:
-    """``KHOT_CACHE_DIR``, else numba's variable or a folder of the user's; only absolute paths count."""
+    """``KHOT_CACHE_DIR``, else numba's variable or a folder of the user's.
+
+    It is an absolute path, since the working directory may change before the next loop is compiled.
+
+    Raises:
+        RuntimeError: If there is no home directory, neither in the environment nor for this user.
+    """
     if given := os.environ.get("KHOT_CACHE_DIR") or os.environ.get("NUMBA_CACHE_DIR"):
-        return Path(given)
+        return Path(given).expanduser().absolute()
     usual = Path(AppDirs("khot", appauthor=False).user_cache_dir)
     return usual if usual.is_absolute() else Path.home() / ".cache" / "khot"
 
 
 @functools.cache
 def _folder() -> Path | None:
-    """The folder for this installation; None, with a warning, if it cannot be written."""
+    """The folder for this installation; None, with a warning, if there is none and it cannot be made.
+
+    It need not be writable: a container image may have been filled by another user.
+    """
     environment = f"{PACKAGE} of {sys.prefix}"  # two environments may share a checkout
-    installation = _base() / f"khot_{hashlib.sha256(environment.encode()).hexdigest()[:16]}"
-    path = installation / source_stamp()[:16]
     try:
+        installation = _base() / f"khot_{hashlib.sha256(environment.encode()).hexdigest()[:16]}"
+        path = installation / source_stamp()[:16]
         if not path.exists():
             path.mkdir(parents=True, exist_ok=True)
             for other in installation.iterdir():  # never this folder or its parent: other processes may create them
                 if other != path:
                     shutil.rmtree(other, ignore_errors=True)  # loops of older sources
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         _warn_once(error)
         return None
     return path
@@ -75,10 +84,11 @@ def _warn_of(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def _warn_once(error: OSError) -> None:
+def _warn_once(error: Exception) -> None:
+    reason = getattr(error, "strerror", None) or error
     _warn_of(
         f"khot compiles its CPU loops again in every process, since it cannot cache them ({type(error).__name__}: "
-        f"{error.strerror or error}); set KHOT_CACHE_DIR to a writable folder"
+        f"{reason}); set KHOT_CACHE_DIR to a writable folder"
     )
 
 
@@ -141,7 +151,12 @@ class _Cache(FunctionCache):
         return sig, codegen.magic_tuple()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        found = super().load_overload(sig, target_context)
+        try:
+            found = super().load_overload(sig, target_context)
+        except Exception:  # a file that was damaged, as by a power failure, can raise anything
+            found = None
+            with contextlib.suppress(OSError):
+                self.flush()  # or saving would read the damaged index again
         if found is None:
             notice.begin()
         return found

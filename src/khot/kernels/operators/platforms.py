@@ -69,9 +69,11 @@ def _numba_obstacle(device: torch.device) -> str | None:
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         return "numba's loops are not tested in a Python without the global interpreter lock"
     try:
-        importlib.import_module("numba")
+        numba = importlib.import_module("numba")
     except ImportError as error:
         return f"numba is not installed ({error}): {INSTALL_NUMBA}"
+    if numba.config.DISABLE_JIT:
+        return "numba's compiler is turned off, by NUMBA_DISABLE_JIT=1 in the environment"
     return None
 
 
