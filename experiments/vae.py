@@ -102,8 +102,8 @@ TRIED = (
     "With a single code we come close to the paper, with ten codes we do not. We looked for the reason with one seed. "
     "In as many epochs, a learning rate of 1e-3 brings πST only to 96.57. If the prior term is averaged over the ten "
     "vectors instead of summed, and all else is the same, the losses are nearer to the paper's and almost in its "
-    "order, with πST2 behind SIMPLE, Gumbel-σ_k, πST and NCPSS (see the table with the averaged term). So the paper may "
-    "have averaged."
+    "order, with πST2 behind SIMPLE, Gumbel-σ_k, πST and NCPSS (see the table with the averaged term). So the paper "
+    "may have averaged."
 )
 ONE_SEED = (
     "This table has one seed, which took more than two hours of one core. πST2 differs more from run to run than the "
