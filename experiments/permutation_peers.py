@@ -22,7 +22,7 @@ alike. The learning rate, 3e-3 rather than 1e-3, was chosen by the validation sc
 n = 5, seed 100. The network and the number of steps are ours, not the paper's.
 
 On MNIST the soft permutation sorts most sequences of 3 and of 5 images, but with three seeds these differences are
-open. Of 7 and of 9 images the sorting network sorts most: 66.5 % against 61.5 (three seeds), and 57 against 46 (two).
+open. Of 7 and of 9 images the sorting network sorts most, with three seeds: 66.5 % against 61.5, and 56 against 46.
 """
 
 import importlib.util
