@@ -38,7 +38,7 @@ LEVELS = {
     "losses": 6,
     "diagnostics": 6,
     "nn": 7,
-    "warmup": 7,
+    "warmup": 8,
     "sklearn": 8,
 }
 SHARED_BY_OPERATIONS = {

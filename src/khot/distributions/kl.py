@@ -57,9 +57,10 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
         entropy = p.entropy()
     except NotImplementedError:
         return _enumerated(p, q)
+    dtype = torch.promote_types(p.dtype, q.dtype)  # in which equal terms cancel
     if q.log_prior is not None:
-        return _enumerated(p, q) if isinstance(p, PhantomUnit) else -entropy - _expected_log_prob(p, q)
-    cross_entropy = -log_prob(q.logits, q.size, p.mean, q.kept)
+        return _enumerated(p, q) if isinstance(p, PhantomUnit) else -entropy - _expected_log_prob(p, q).to(dtype)
+    cross_entropy = -log_prob(q.logits, q.size, p.mean, q.kept).to(dtype)
     if isinstance(p, ConditionalPoisson) and p.log_prior is not None:
         size = torch.arange(p.event_shape[0] + 1, device=p.k.device)
         outside = (size < q.k.unsqueeze(-1)) | (size > q.largest_k.unsqueeze(-1))
