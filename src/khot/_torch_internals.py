@@ -327,8 +327,7 @@ def instance_of(kind: type[R], attributes: dict[str, Any]) -> R:
 
 def _torch_26_is_exporting() -> bool:
     """For torch 2.6 without such a function: its exporter sets this flag, and asks Dynamo for a program to export."""
-    is_exporting = getattr(torch.compiler, "_is_compiling_flag", False)
-    return bool(is_exporting or getattr(_dynamo_translator(), "export", False))
+    return bool(getattr(torch.compiler, "_is_compiling_flag", False) or getattr(_dynamo_translator(), "export", False))
 
 
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", _torch_26_is_exporting)

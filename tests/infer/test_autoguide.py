@@ -352,6 +352,17 @@ def test_errors(error, match, model, kwargs):
         AutoKHot(model, **kwargs)()
 
 
+def test_a_model_is_refused_at_each_call():
+    def model():
+        pyro.sample("x", ConditionalPoisson(logits=normal(4), k=2))
+        pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    guide = AutoKHot(model)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="'z' has the distribution"):
+            guide()
+
+
 def test_what_has_no_order_has_no_median():
     guide = AutoKHot(one_site(Pivotal(logits=torch.zeros(4), k=2)))
     with pytest.raises(RuntimeError, match="before its first call"):

@@ -25,7 +25,7 @@ from khot.estimators import ReinMax
 from khot.estimators.wrapper import check_estimator, wide
 from khot.kernels.threshold import solve_threshold
 
-from .sites import base_law, is_khot, possible_sizes
+from .sites import base_law, excluded_between, is_khot, possible_sizes
 
 Estimator = Callable[[SamplingDesign], TorchDistribution]
 DRAWS = 100  # rows that test whether the prior allows all that the guide can draw
@@ -126,22 +126,19 @@ class AutoKHot(AutoGuide):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
+        try:
+            self._set_up_sites()
+        except Exception:
+            self.prototype_trace = None  # or the next call would take the sites so far for all of them
+            raise
+
+    def _set_up_sites(self) -> None:
         self.logits = PyroModule()
         self._sites: dict[str, _Site] = {}
         trace: Any = self.prototype_trace
         for name, node in trace.iter_stochastic_nodes():
             fn, frames = node["fn"], node["cond_indep_stack"]
-            if isinstance(base_law(fn), PhantomUnit):
-                raise TypeError(
-                    f"AutoKHot is for designs of fixed sizes, but {name!r} has the distribution {fn}; for random sizes "
-                    "use ConditionalPoisson(logits=logits, k=(low, high)), or write the guide of this site by hand"
-                )
-            if not is_khot(fn):
-                raise TypeError(
-                    f"AutoKHot is for k-hot sites, but {name!r} has the distribution {fn}; combine it with a guide of "
-                    "the other sites: AutoGuideList, and AutoKHot(pyro.poutine.block(model, expose=[...])) of the "
-                    "k-hot ones"
-                )
+            _check_law(name, fn)
             _check_support(name, node)
             design, start = base_law(fn), _start(base_law(fn))
             for frame in frames:
@@ -153,7 +150,6 @@ class AutoKHot(AutoGuide):
             plates = tuple(frame.name for frame in frames)
             self._sites[name] = _Site(_size(design), design.dtype, fn.event_dim, plates)
         if not self._sites:
-            self.prototype_trace = None
             raise ValueError("`model` must have a latent k-hot site, a sampling design that is not observed")
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -200,6 +196,19 @@ def _no_order(wanted: str) -> NotImplementedError:
     )
 
 
+def _check_law(name: str, fn: Any) -> None:
+    if isinstance(base_law(fn), PhantomUnit):
+        raise TypeError(
+            f"AutoKHot is for designs of fixed sizes, but {name!r} has the distribution {fn}; for random sizes use "
+            "ConditionalPoisson(logits=logits, k=(low, high)), or write the guide of this site by hand"
+        )
+    if not is_khot(fn):
+        raise TypeError(
+            f"AutoKHot is for k-hot sites, but {name!r} has the distribution {fn}; combine it with a guide of the "
+            "other sites: AutoGuideList, and AutoKHot(pyro.poutine.block(model, expose=[...])) of the k-hot ones"
+        )
+
+
 @torch.no_grad()
 def _start(design: Any) -> Tensor:
     """Logits of the conditional Poisson law with the inclusion probabilities of a design, at least in float32."""
@@ -222,11 +231,10 @@ def _start_of_prior(design: ConditionalPoisson) -> Tensor:
 def _check_support(name: str, node: Any) -> None:
     """Checks that the prior of a site allows what the guide draws; for designs that depend on an order, by draws."""
     design, problem = base_law(node["fn"]), f"AutoKHot would have an ELBO of minus infinity at the site {name!r}"
-    if isinstance(design, ConditionalPoisson) and design.log_prior is not None:
-        try:
-            possible_sizes(design)
-        except NotImplementedError as error:
-            raise NotImplementedError(f"{problem}: {error}") from None
+    if (size := excluded_between(design)) is not None:
+        raise NotImplementedError(
+            f"{problem}: its prior excludes size {size} and allows smaller and larger ones; give it a finite log_prior"
+        )
     if not isinstance(design, Pivotal | Systematic):
         return
     number = math.ceil(DRAWS / max(1, design.batch_shape.numel()))

@@ -279,7 +279,8 @@ class KHotSwap(MCMCKernel):
     def _factorises(self, site: KHotSite, params: Values) -> bool:
         """Whether swaps in some blocks change the log joint density of no other block, tested in a few random cases.
 
-        The halves by the binary digits of random numbers separate any two of up to 16 blocks at least once.
+        In each case the blocks of one half are swapped. A random numbering and its binary digits make the halves, so
+        any two of up to 16 blocks are in different halves at least once.
         """
         value = site.blocks(params[site.name])
         if len(value) == 1:

@@ -208,33 +208,29 @@ def base_law(fn: Any) -> Any:
 
 
 def possible_sizes(design: ConditionalPoisson) -> Tensor:
-    """Whether each size from low to high is possible, ``(*batch, sizes)``, for a design with a prior over its size.
+    """Whether each size from low to high is possible, ``(*batch, sizes)``, for a design with a prior over its size."""
+    return log_size_law(design.logits, design.size) > -torch.inf
 
-    Raises:
-        NotImplementedError: If a row excludes a size and allows smaller and larger ones.
-    """
-    possible = log_size_law(design.logits, design.size) > -torch.inf
-    between = (possible.long().cumsum(-1) > 0) & (possible.long().flip(-1).cumsum(-1).flip(-1) > 0)
-    gap = (between & ~possible).nonzero()
-    if len(gap):
-        raise NotImplementedError(
-            f"its prior excludes size {design.size.low + int(gap[0, -1])} and allows smaller and larger ones: give it "
-            "a finite log_prior"
-        )
-    return possible
+
+def excluded_between(design: SamplingDesign) -> int | None:
+    """A size that some row excludes while it allows smaller and larger ones; None if there is none."""
+    if not isinstance(design, ConditionalPoisson) or design.log_prior is None:
+        return None
+    possible = possible_sizes(design)
+    counts = possible.long()
+    between = (counts.cumsum(-1) > 0) & (counts.flip(-1).cumsum(-1).flip(-1) > 0)
+    gaps = (between & ~possible).nonzero()
+    return design.size.low + int(gaps[0, -1]) if len(gaps) else None
 
 
 def _check_gaps(name: str, design: SamplingDesign) -> None:
     """Checks that a chain, which changes a size by one, can get from each possible size to all others."""
-    if not isinstance(design, ConditionalPoisson) or design.log_prior is None:
-        return
-    try:
-        possible_sizes(design)
-    except NotImplementedError as error:
+    if (size := excluded_between(design)) is not None:
         raise NotImplementedError(
-            f"KHotSwap changes the size of {name!r} by one, but {error}, and drop the samples of that size. If "
-            "log_prior is fixed, the others have the posterior that you want"
-        ) from None
+            f"KHotSwap changes the size of {name!r} by one, but its prior excludes size {size} and allows smaller and "
+            "larger ones: give it a finite log_prior, and drop the samples of that size. If log_prior is fixed, the "
+            "others have the posterior that you want"
+        )
 
 
 def keep_laws(trace: Any, kept: dict[str, Kept]) -> None:

@@ -50,7 +50,7 @@ class JumpReLU(Module):
         super().__init__()
         check_flag("learn_threshold", learn_threshold)
         dtype = torch.get_default_dtype()
-        if not learn_threshold:
+        if not learn_threshold:  # a parameter has the default dtype, as in torch's modules
             dtype = torch.promote_types(dtype, torch.float32)
         value = checked_threshold(threshold, dtype).detach().clone()
         if learn_threshold:
