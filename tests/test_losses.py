@@ -111,6 +111,19 @@ class TestFenchelYoung:
 
         assert gradcheck(loss, (target,))
 
+    @pytest.mark.parametrize("unbounded", [False, True])
+    def test_k_is_a_constant(self, kind, p, unbounded):
+        """In derivatives of every order and mode: a part of the derivative in k would mislead who learns it."""
+        x, target, k = normal(4, 6, seed=3).requires_grad_(), feasible(kind), torch.full((4,), 2.5).double()
+
+        def loss(k):
+            return fenchel_young_topk_loss(x, target, k, 0.7, p, kind, "sum", unbounded)
+
+        (slope,) = torch.autograd.grad(loss(k.requires_grad_()), x, create_graph=True)
+        for result in (loss(k), slope.square().sum()):
+            assert torch.autograd.grad(result, k, retain_graph=True, allow_unused=True) == (None,)
+        assert jacfwd(loss)(k.detach()).count_nonzero() == 0
+
     def test_batches_and_reductions(self, kind, p):
         x, target, strength = normal(4, 6, seed=3), feasible(kind), torch.linspace(0.5, 2, 4).double()
         none = fenchel_young_topk_loss(x, target, 2.5, strength, p, kind, "none")
