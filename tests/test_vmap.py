@@ -1,4 +1,4 @@
-"""Designs and estimators inside torch.vmap, validation on as it is by default: the results are those of a loop.
+"""Designs and estimators inside torch.vmap and other transforms, with validation on: the results are those of a loop.
 
 Where something is drawn, both get the same numbers: ``randomness="same"`` and a generator of the same seed.
 """
@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from torch.distributions import kl_divergence
-from torch.func import grad, vmap
+from torch.func import grad, jacfwd, jacrev, vmap
 
 from khot import (
     ConditionalPoisson,
@@ -17,6 +17,7 @@ from khot import (
     RelaxedKHot,
     RelaxedKHotStraightThrough,
     Sampford,
+    enumerated,
     perturbed_topk,
     sigmoid_topk,
 )
@@ -88,6 +89,29 @@ def test_sizes_that_differ(case):
     check(lambda row, k: make(row, k).sample((4,), generator=seeded()).sum(-1) - k, LOGITS, k)
     if case.has_log_prob:
         check(lambda row, k, x: make(row, k).log_prob(x), LOGITS, k, value)
+
+
+@pytest.mark.parametrize("transform", [grad, jacrev, jacfwd])
+@pytest.mark.parametrize("case", [case for case in SCORED if case.has_entropy], ids=lambda case: case.name)
+def test_transforms_that_only_differentiate_read_sizes(case, transform):
+    """The size of a design made from probabilities alone is a sum of tensors that such a transform wraps."""
+
+    def entropy(row):
+        design = case.make(probs=sigmoid_topk(row, 2))
+        assert len(design.enumerate_support()) == 10
+        assert enumerated(design, lambda x: x.sum(-1)).item() == pytest.approx(2)
+        return design.entropy()
+
+    expected = torch.autograd.functional.jacobian(entropy, LOGITS[0])
+    torch.testing.assert_close(transform(entropy)(LOGITS[0]), expected)
+
+
+@pytest.mark.parametrize("transform", [grad, jacrev, jacfwd])
+def test_transforms_that_only_differentiate_read_phantom_sizes(transform):
+    def loss(row):
+        return enumerated(PhantomUnit(Sampford, logits=row), lambda x: x @ WEIGHTS)
+
+    torch.testing.assert_close(transform(loss)(LOGITS[0]), torch.autograd.functional.jacobian(loss, LOGITS[0]))
 
 
 @pytest.mark.parametrize("method", ["sample_indices", "enumerate_support"])

@@ -8,11 +8,11 @@ from torch.distributions import Distribution
 
 from ._torch_internals import (
     has_memory,
+    is_mapped,
     is_recorded,
     is_shape_only,
     is_traced_by_mode,
     is_tracing,
-    is_wrapped,
     writes_program,
 )
 
@@ -35,12 +35,15 @@ def is_dry_run(*tensors: Tensor) -> bool:
 
 
 def can_look(*tensors: Tensor) -> bool:
-    """Whether plain Python code may depend on the contents: not in traces, torch.func transforms and CUDA graphs."""
+    """Whether plain Python code may depend on the contents: not in traces, under vmap and in CUDA graphs.
+
+    Transforms of torch.func that only differentiate, such as grad and jvp, compute with numbers that may be read.
+    """
     if torch.compiler.is_compiling() or is_traced_by_mode() or is_tracing():  # Dynamo knows only the first
         return False
     if any(map(is_recorded, tensors)):
         return False
-    return all(map(has_memory, tensors)) or not any(is_wrapped(x) or is_shape_only(x) for x in tensors)
+    return all(map(has_memory, tensors)) or not any(is_mapped(x) or is_shape_only(x) for x in tensors)
 
 
 def checks_contents(tensor: Tensor) -> bool:
