@@ -85,6 +85,17 @@ def _marked_rows(from_row, to_row, probs, k, with_slope, balanced, log_total, sl
 
 
 def marked_count(probs: Tensor, k: Tensor, with_slope: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The weight of all draws with k ones and a mark, and its derivative with respect to the marks' probabilities.
+
+    Args:
+        probs: Probabilities ``(R, n)`` float64, which add up to k up to rounding.
+        k: ``(R,)`` integers.
+        with_slope: Whether the derivative is wanted; otherwise anything may be returned for it.
+
+    Returns: The probabilities, balanced so that they add up to k. The logarithm of E[D; B = k], D the distance of x
+        from the probabilities, ``(R,)``; in rows without a choice, where D is 0, that of P(B = k). And its derivative
+        with respect to a probability in D, E[1 - 2 x_i | B = k] / E[D | B = k], ``(R, n)``.
+    """
     rows, n = probs.shape
     balanced, log_total, slope = torch.empty_like(probs), probs.new_empty(rows), torch.empty_like(probs)
     arguments = (x.numpy() for x in (balanced, log_total, slope))
@@ -114,6 +125,7 @@ def _log_prob_tasks(from_task, to_task, balanced, log_total, value, result):
 
 
 def marked_count_log_prob(balanced: Tensor, log_total: Tensor, value: Tensor) -> Tensor:
+    """Log-probability of k-hot values ``(S, R, n)``, ``(S, R)``: the sum over the possible marks."""
     result = balanced.new_empty(value.shape[:-1])
     arguments = (x.contiguous().numpy() for x in (balanced, log_total, value, result))
     over_rows(_log_prob_tasks, result.numel(), value.numel(), *arguments)
@@ -156,6 +168,13 @@ def _log_prob_derivative_rows(from_row, to_row, probs, k, balanced, slope, value
 def marked_count_log_prob_derivative(
     probs: Tensor, k: Tensor, balanced: Tensor, slope: Tensor, value: Tensor, g: Tensor
 ) -> Tensor:
+    """The derivative of the log-probabilities ``(S, R)`` with respect to ``probs`` ``(R, n)``, times g, summed.
+
+    In E[D; B = k] a probability occurs in D, with the derivative ``slope``, and as the probability of a value. With
+    respect to the latter, the derivative of the logarithm is (P(x_i = 1) - p_i) / (p_i (1 - p_i)), where P is the law
+    with marks: this is 0, as its inclusion probabilities are p. Impossible values, and probabilities of 0 or 1, have no
+    derivative.
+    """
     result = torch.empty_like(probs)
     arguments = (x.contiguous().numpy() for x in (probs, k, balanced, slope, value, g, result))
     over_rows(_log_prob_derivative_rows, len(result), value.numel(), *arguments)
