@@ -10,7 +10,6 @@ units, by their count:
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,17 +20,7 @@ from ..cpu.maths import LOG
 from .numba_backend import TINY, draw_parts, draw_row
 from .numba_recursion import descend, empty_table, plan
 
-Array = np.ndarray[Any, Any]
-
 _log = LOG[np.float64]
-
-
-class Chances(NamedTuple):
-    """The balanced probabilities of ones and of zeros in a row, and the weights of marks, which are their products."""
-
-    p: Array
-    q: Array
-    weight: Array
 
 
 @summed
@@ -50,9 +39,11 @@ def _share(total, spread, k):
 
 
 @per_row
-def _balance(probs, k, chances):
-    """Writes the balanced probabilities; returns whether all are numbers and k is a possible sum."""
-    p, q, weight = chances
+def _balance(probs, k, p, q, weight):
+    """Writes the balanced probabilities of ones and of zeros, and the weights of marks, which are their products.
+
+    Returns whether all are numbers and k is a possible sum.
+    """
     total, spread = _sums(probs)
     share = _share(total, spread, k)
     for i in range(probs.shape[0]):
@@ -70,8 +61,7 @@ def _marked_rows(from_row, to_row, probs, k, with_slope, balanced, log_total, sl
     q, weight, complement, inclusion = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
     table, rest = empty_table(n), np.empty(4 * (n + 3))
     for r in range(from_row, to_row):
-        chances = Chances(balanced[r], q, weight)
-        if not _balance(probs[r], k[r], chances):
+        if not _balance(probs[r], k[r], balanced[r], q, weight):
             log_total[r] = np.nan
             slope[r, :] = np.nan
             continue
@@ -184,16 +174,14 @@ def marked_count_log_prob_derivative(
 @kernel
 def _draw_tasks(from_task, to_task, parts, probs, k, seed, first, out):
     draws, _, n = out.shape
-    chances = Chances(np.empty(n), np.empty(n), np.empty(n))
-    table = empty_table(n)
+    p, q, weight, table = np.empty(n), np.empty(n), np.empty(n), empty_table(n)
     for task in range(from_task, to_task):
         r, part = task // parts, task % parts
         start_draw, stop_draw = draws * part // parts, draws * (part + 1) // parts
         mine = out[start_draw:stop_draw, r]
-        if not _balance(probs[r], k[r], chances):
+        if not _balance(probs[r], k[r], p, q, weight):
             mine[:, :] = False
             continue
-        p, q, weight = chances
         _, total, table = plan(p, q, weight, weight, k[r], table)
         origin = first[0] + start_draw, first[1] + r, first[2]
         draw_row(table, p, q, weight, k[r], total > 0, seed[0], origin, mine)
