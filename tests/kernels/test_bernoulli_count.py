@@ -154,6 +154,27 @@ def test_sampford_is_the_same_by_tree(n, k):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
+def test_certain_units_and_values_between_are_the_same_by_tree():
+    logits, k = 2 * normal(4, 11), torch.tensor([4, 5, 1, 11])
+    logits[1, 3], logits[1, 5], logits[2, 0] = torch.inf, -torch.inf, 80.0
+    between = sigmoid_topk(logits + normal(3, 4, 11, seed=1), k)
+    largest = (logits.argsort(-1, descending=True).argsort(-1) < k[:, None]).double()
+    for value in (largest[None], largest[None].float(), between):
+        for found, expected in in_both(
+            lambda x, v=value: conditional_poisson.log_prob(x, k, v).T, logits, normal(4, 1)
+        ):
+            torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    for law in LAWS:
+        for found, expected in in_both(lambda x, law=law: law(x, k), logits, normal(4, 11, seed=1)):
+            torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+
+    probs = sigmoid_topk(logits, k)
+    probs[3] = largest[3]
+    for value in (largest[None], largest.flip(-1)[None].float()):
+        for found, expected in in_both(lambda x, v=value: sampford.log_prob(x, k, v).T, probs, normal(4, 1)):
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
 def test_who_gets_here():
     """Short rows that nobody transforms or traces."""
     logits = normal(2, 5)

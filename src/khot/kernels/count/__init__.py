@@ -19,7 +19,7 @@ product tree       n log² n                     rows of more than ``LONGEST`` u
                                                 order
 =================  ===========================  =====================================================================
 
-Operators for units given B = k:
+Loops and draws for units given B = k; :mod:`khot.laws` composes everything that no loop takes of torch operations:
 
 * ``bernoulli_count``: the tilt (a, b), P(B = k), and P(x_i = 1 | B = k) with its complement, each of the two with its
   own relative accuracy;
@@ -33,7 +33,6 @@ add up to k: ``marked_count``, ``marked_count_log_prob``, ``marked_count_log_pro
 
 For the inverse, from probabilities to logits: ``inclusion_inverse``, the logits for which the units given B = k have
 these log-odds; and ``covariance_inverse``, v with C v = b, where C is the covariance given B = k, a graph's Laplacian.
-If no kernel takes a call, :mod:`khot.laws.inverse` solves for all rows together.
 
 For the product tree: ``pair_merge`` and ``pair_split``, the convolution of pairs and its adjoint; ``forest_roots``,
 ``forest_outsides`` and ``forest_bends``, the lowest levels of a tree at a time, which pays only on an accelerator.
@@ -49,7 +48,7 @@ import torch
 from torch import Tensor
 
 from ..registry import Backends, DrawOperator, Operator, only_if
-from . import reference, reference_inverse, reference_marked, reference_tree, torch_pairs
+from . import reference, reference_tree, torch_pairs
 
 LONGEST = 2**14  # units of a row; the product tree is faster in rows at least a few times as long
 
@@ -64,77 +63,31 @@ _not_too_long = only_if(
 )
 
 
-def _operator(
-    definition: Callable[..., Any],
-    fake: Callable[..., Any],
-    module: str,
-    takes: Callable[..., str | None] = lambda *asked: None,
-) -> Operator:
-    """An operation of the name of its definition, which only autograd Functions call, with one backend."""
-    operator = Operator(definition.__name__, definition, fake=fake, batch=False)
-    operator.backend(module[1:].partition("_")[0], module=module, takes=takes)
-    return operator
+class _Loop(Backends):
+    """A function of this name in numba, for plain calls of laws that have asked whether a loop takes them."""
+
+    def __init__(self, name: str, module: str, takes: Callable[..., str | None] = lambda *asked: None) -> None:
+        super().__init__(__name__, name)
+        self.backend("numba", module=module, takes=takes)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.named("numba")(*args)
 
 
-def _draw_operator(definition: Callable[..., Tensor], module: str) -> DrawOperator:
-    operator = DrawOperator(definition.__name__, definition)
-    operator.backend("numba", module=module, takes=_short_rows)
-    return operator
+bernoulli_count = _Loop("bernoulli_count", ".numba_backend", _short_rows)
+bernoulli_count_derivative = _Loop("bernoulli_count_derivative", ".numba_backend")
+bernoulli_count_log_prob = _Loop("bernoulli_count_log_prob", ".numba_backend")
+bernoulli_count_log_prob_derivative = _Loop("bernoulli_count_log_prob_derivative", ".numba_backend")
+marked_count = _Loop("marked_count", ".numba_marked")
+marked_count_log_prob = _Loop("marked_count_log_prob", ".numba_marked")
+marked_count_log_prob_derivative = _Loop("marked_count_log_prob_derivative", ".numba_marked")
+inclusion_inverse = _Loop("inclusion_inverse", ".numba_inverse", _not_too_long)
+covariance_inverse = _Loop("covariance_inverse", ".numba_systems")
 
-
-bernoulli_count = _operator(
-    reference.bernoulli_count,
-    lambda logits, k: (
-        logits.new_empty(len(logits), 2),
-        logits.new_empty(len(logits), 2),
-        *map(torch.empty_like, (logits, logits)),
-    ),
-    ".numba_backend",
-    _short_rows,
-)
-bernoulli_count_derivative = _operator(
-    reference.bernoulli_count_derivative, lambda logits, *_: torch.empty_like(logits), ".numba_backend", _short_rows
-)
-bernoulli_count_log_prob = _operator(
-    reference.bernoulli_count_log_prob,
-    lambda logits, tilt, log_count, value: logits.new_empty(value.shape[:-1]),
-    ".numba_backend",
-)
-bernoulli_count_log_prob_derivative = _operator(
-    reference.bernoulli_count_log_prob_derivative,
-    lambda value, g, complement, inclusion: torch.empty_like(inclusion),
-    ".numba_backend",
-)
-bernoulli_count_draw = _draw_operator(reference.bernoulli_count_draw, ".numba_backend")
-
-marked_count = _operator(
-    reference_marked.marked_count,
-    lambda probs, k, with_slope: (torch.empty_like(probs), probs.new_empty(len(probs)), torch.empty_like(probs)),
-    ".numba_marked",
-    _short_rows,
-)
-marked_count_log_prob = _operator(
-    reference_marked.marked_count_log_prob,
-    lambda balanced, log_total, value: balanced.new_empty(value.shape[:-1]),
-    ".numba_marked",
-)
-marked_count_log_prob_derivative = _operator(
-    reference_marked.marked_count_log_prob_derivative, lambda probs, *_: torch.empty_like(probs), ".numba_marked"
-)
-marked_count_draw = _draw_operator(reference_marked.marked_count_draw, ".numba_marked")
-
-inclusion_inverse = _operator(
-    reference_inverse.inclusion_inverse,
-    lambda x, k, goal: (torch.empty_like(x), x.new_empty(len(x), 2), x.new_empty(len(x))),
-    ".numba_inverse",
-    _not_too_long,
-)
-covariance_inverse = _operator(
-    reference_inverse.covariance_inverse,
-    lambda logits, b, k, tolerance, rounding: torch.empty_like(b),
-    ".numba_systems",
-    _not_too_long,
-)
+bernoulli_count_draw = DrawOperator("bernoulli_count_draw", reference.bernoulli_count_draw)
+bernoulli_count_draw.backend("numba", module=".numba_backend", takes=_short_rows)
+marked_count_draw = DrawOperator("marked_count_draw", reference.marked_count_draw)
+marked_count_draw.backend("numba", module=".numba_marked", takes=_short_rows)
 
 FOREST_LEVELS = 10  # of the trees that a program holds
 TRITON_WIDTH = 1024  # widest child of a node above these that is convolved directly; beyond it the FFT is faster
@@ -154,6 +107,18 @@ def _narrow(x: Tensor) -> str | None:
 
 def _like_bends(leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool) -> Any:
     return leaf.new_empty(roots_shape(leaf, bound, levels) if with_roots else 0), torch.empty_like(leaf)
+
+
+def _operator(
+    definition: Callable[..., Any],
+    fake: Callable[..., Any],
+    module: str,
+    takes: Callable[..., str | None] = lambda *asked: None,
+) -> Operator:
+    """An operation of the name of its definition, which only autograd Functions call."""
+    operator = Operator(definition.__name__, definition, fake=fake, batch=False)
+    operator.backend("triton", module=module, takes=takes)
+    return operator
 
 
 pair_merge = _operator(

@@ -20,11 +20,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
 
 from khot._torch_internals import for_transforms
 
-from ..operators.autograd import with_forward_mode
+from ..operators.autograd import SavingFunction, move_batch_last, with_forward_mode
 from . import FOREST_LEVELS, forest_bends, forest_outsides, forest_roots, roots_shape
 from .reference_tree import forest_bends as bends_reference
 
@@ -48,23 +47,14 @@ def tree_sums(x: Tensor, levels: int) -> Tensor:
 
 def _batch_as_rows(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
     """Tensors ``(..., R)`` to ``(..., R * batch)``."""
-    return [
-        (x.unsqueeze(-1).expand(*x.shape, info.batch_size) if dim is None else x.movedim(dim, -1)).flatten(-2)
-        for x, dim in zip(tensors, in_dims, strict=False)
-    ]
+    return [x.flatten(-2) for x in move_batch_last(info.batch_size, in_dims, tensors)]
 
 
-class _Roots(Function):
+class _Roots(SavingFunction):
     @staticmethod
     def forward(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
         result: Tensor = forest_roots(leaf, k, bound, levels)
         return result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        leaf, k, *ctx.plan = inputs
-        ctx.save_for_backward(leaf, k)
-        ctx.save_for_forward(leaf, k)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
@@ -78,17 +68,11 @@ class _Roots(Function):
         return torch.unflatten(out, -1, (-1, info.batch_size)), 3
 
 
-class _Outsides(Function):
+class _Outsides(SavingFunction):
     @staticmethod
     def forward(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
         result: Tensor = forest_outsides(leaf, g, k, bound, levels)
         return result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        leaf, g, k, *ctx.plan = inputs
-        ctx.save_for_backward(leaf, g, k)
-        ctx.save_for_forward(leaf, g, k)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
@@ -104,19 +88,13 @@ class _Outsides(Function):
         return torch.unflatten(out, -1, (-1, info.batch_size)), 3
 
 
-class _Bends(Function):
+class _Bends(SavingFunction):
     @staticmethod
     def forward(
         leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool
     ) -> tuple[Tensor, Tensor]:
         root, outside = forest_bends(leaf, u, g, k, bound, levels, with_roots)
         return root, outside
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        leaf, u, g, k, *ctx.plan = inputs
-        ctx.save_for_backward(leaf, u, g, k)
-        ctx.save_for_forward(leaf, u, g, k)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

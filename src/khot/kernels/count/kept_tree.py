@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from khot._torch_internals import is_transformed
 
-from ..operators.autograd import with_forward_mode
+from ..operators.autograd import SavingFunction, with_forward_mode
 from .pairs import merge_polar, split
 from .tree import ProductTree, _pad_even, _shift
 
@@ -74,52 +73,39 @@ class KeptTree(ProductTree):
         return torch.zeros_like(self.leaf) if v is None else v.narrow(1, 0, self.leaf.shape[1])
 
 
-class _Probability(Function):
+class _Probability(SavingFunction):
     @staticmethod
     def forward(leaf: Tensor, tree: KeptTree) -> Tensor:
         return tree.probability()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        leaf, ctx.tree = inputs
-        ctx.save_for_backward(leaf)
-        ctx.save_for_forward(leaf)
-
-    @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-        (leaf,) = ctx.saved_tensors
+        (leaf,), (tree,) = ctx.saved_tensors, ctx.plan
         if not torch.is_grad_enabled():
-            return grad_output * ctx.tree.leaf_outside(), None
+            return grad_output * tree.leaf_outside(), None
         if is_transformed():
-            return grad_output * ctx.tree.anew(leaf).leaf_outside(), None
-        return grad_output * leaf_outside(leaf, ctx.tree), None
+            return grad_output * tree.anew(leaf).leaf_outside(), None
+        return grad_output * leaf_outside(leaf, tree), None
 
 
-class _LeafOutside(Function):
+class _LeafOutside(SavingFunction):
     @staticmethod
     def forward(leaf: Tensor, tree: KeptTree) -> Tensor:
         tree.levels_outside()  # the derivative needs them
         return tree.leaf_outside().clone()  # the result becomes part of a graph
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        leaf, ctx.tree = inputs
-        ctx.save_for_backward(leaf)
-        ctx.save_for_forward(leaf)
-
-    @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-        (leaf,) = ctx.saved_tensors
-        tree = ctx.tree.anew(leaf) if torch.is_grad_enabled() else ctx.tree
-        return tree.bend(grad_output), None
+        (leaf,), (tree,) = ctx.saved_tensors, ctx.plan
+        return (tree.anew(leaf) if torch.is_grad_enabled() else tree).bend(grad_output), None
 
 
 def _probability_jvp(ctx: Any, saved: list[Tensor], u: Tensor, *_: None) -> Tensor:
-    return (ctx.tree.anew(saved[0]).leaf_outside() * u).sum((0, 1))
+    return (ctx.plan[0].anew(saved[0]).leaf_outside() * u).sum((0, 1))
 
 
 def _leaf_outside_jvp(ctx: Any, saved: list[Tensor], u: Tensor, *_: None) -> Tensor:
-    return ctx.tree.anew(saved[0]).bend(u)
+    return ctx.plan[0].anew(saved[0]).bend(u)
 
 
 _apply_probability = with_forward_mode(_Probability, _probability_jvp)

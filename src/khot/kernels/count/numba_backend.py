@@ -76,6 +76,17 @@ def _solve_rows(from_row, to_row, theta, k, thresholds, close, tilts, log_count,
 
 
 def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The tilt, the law of the count and the inclusion probabilities.
+
+    Args:
+        logits: ``(R, n)`` float64.
+        k: ``(R,)`` integers, 0 <= k <= n.
+
+    Returns:
+        Tilts ``(R, 2)``, anchor and offset, for which B = k is at least about as likely as one over the standard
+        deviation of B; ``(R, 2)`` of log P(B = k) and the sum of ``log(1 + e^-|z|)``; the probabilities ``(R, n)`` that
+        units are zeros, and that they are ones.
+    """
     rows, n = logits.shape
     results = logits.new_empty(rows, 2), logits.new_empty(rows, 2), torch.empty_like(logits), torch.empty_like(logits)
     arrays = [x.numpy() for x in results]
@@ -116,6 +127,7 @@ def _derivative_rows(from_row, to_row, theta, k, tilts, g, result):
 
 
 def bernoulli_count_derivative(logits: Tensor, k: Tensor, tilt: Tensor, g: Tensor) -> Tensor:
+    """The derivative of ``<g, inclusion>`` with respect to the logits."""
     rows, n = logits.shape
     result = torch.empty_like(logits)
     arguments = (x.contiguous().numpy() for x in (logits, k, tilt, g, result))
@@ -237,6 +249,7 @@ def _log_prob_tasks(from_task, to_task, theta, tilts, log_count, value, result):
 
 
 def bernoulli_count_log_prob(logits: Tensor, tilt: Tensor, log_count: Tensor, value: Tensor) -> Tensor:
+    """``log P(x = value | B = k)`` of values ``(S, R, n)`` with k ones, linear in the value, ``(S, R)``."""
     result = logits.new_empty(value.shape[:-1])
     arguments = (x.contiguous().numpy() for x in (logits, tilt, log_count, value, result))
     over_rows(_log_prob_tasks, result.numel(), value.numel(), *arguments)
@@ -256,6 +269,7 @@ def _log_prob_derivative_rows(from_row, to_row, value, g, complement, inclusion,
 
 
 def bernoulli_count_log_prob_derivative(value: Tensor, g: Tensor, complement: Tensor, inclusion: Tensor) -> Tensor:
+    """The derivative of the log-probabilities ``(S, R)`` with respect to the logits ``(R, n)``, times g, summed."""
     result = torch.empty_like(inclusion)
     arguments = (x.contiguous().numpy() for x in (value, g, complement, inclusion, result))
     over_rows(_log_prob_derivative_rows, len(result), value.numel(), *arguments)

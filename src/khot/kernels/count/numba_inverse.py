@@ -133,6 +133,14 @@ def _inverse_rows(begin, end, log_odds, k, goal, logits, tilts, errors):
 
 
 def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits ``(R, n)`` of mean 0, their tilts ``(R, 2)``, and the errors ``(R,)`` relative to the largest logit.
+
+    Args:
+        log_odds: Float64 ``(R, n)``, those of the inclusion probabilities up to a constant in each row; infinite ones
+            fix a unit and are returned unchanged.
+        k: Integers ``(R,)``, the sums of the inclusion probabilities.
+        goal: Error that is small enough. A larger error in the result means that the row is not solved.
+    """
     logits, rows = torch.empty_like(log_odds, memory_format=torch.contiguous_format), len(k)
     results = logits, log_odds.new_empty(rows, 2), log_odds.new_empty(rows)
     given = (x.contiguous().numpy() for x in (log_odds, k))

@@ -10,7 +10,6 @@ units, by their count:
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,17 +20,7 @@ from ..cpu.maths import LOG
 from .numba_backend import TINY, draw_parts, draw_row
 from .numba_recursion import descend, empty_table, plan
 
-Array = np.ndarray[Any, Any]
-
 _log = LOG[np.float64]
-
-
-class Chances(NamedTuple):
-    """The balanced probabilities of ones and of zeros in a row, and the weights of marks, which are their products."""
-
-    p: Array
-    q: Array
-    weight: Array
 
 
 @summed
@@ -50,9 +39,11 @@ def _share(total, spread, k):
 
 
 @per_row
-def _balance(probs, k, chances):
-    """Writes the balanced probabilities; returns whether all are numbers and k is a possible sum."""
-    p, q, weight = chances
+def _balance(probs, k, p, q, weight):
+    """Writes the balanced probabilities of ones and of zeros, and the weights of marks, which are their products.
+
+    Returns whether all are numbers and k is a possible sum.
+    """
     total, spread = _sums(probs)
     share = _share(total, spread, k)
     for i in range(probs.shape[0]):
@@ -70,8 +61,7 @@ def _marked_rows(from_row, to_row, probs, k, with_slope, balanced, log_total, sl
     q, weight, complement, inclusion = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
     table, rest = empty_table(n), np.empty(4 * (n + 3))
     for r in range(from_row, to_row):
-        chances = Chances(balanced[r], q, weight)
-        if not _balance(probs[r], k[r], chances):
+        if not _balance(probs[r], k[r], balanced[r], q, weight):
             log_total[r] = np.nan
             slope[r, :] = np.nan
             continue
@@ -85,6 +75,17 @@ def _marked_rows(from_row, to_row, probs, k, with_slope, balanced, log_total, sl
 
 
 def marked_count(probs: Tensor, k: Tensor, with_slope: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The weight of all draws with k ones and a mark, and its derivative with respect to the marks' probabilities.
+
+    Args:
+        probs: Probabilities ``(R, n)`` float64, which add up to k up to rounding.
+        k: ``(R,)`` integers.
+        with_slope: Whether the derivative is wanted; otherwise anything may be returned for it.
+
+    Returns: The probabilities, balanced so that they add up to k. The logarithm of E[D; B = k], D the distance of x
+        from the probabilities, ``(R,)``; in rows without a choice, where D is 0, that of P(B = k). And its derivative
+        with respect to a probability in D, E[1 - 2 x_i | B = k] / E[D | B = k], ``(R, n)``.
+    """
     rows, n = probs.shape
     balanced, log_total, slope = torch.empty_like(probs), probs.new_empty(rows), torch.empty_like(probs)
     arguments = (x.numpy() for x in (balanced, log_total, slope))
@@ -114,6 +115,7 @@ def _log_prob_tasks(from_task, to_task, balanced, log_total, value, result):
 
 
 def marked_count_log_prob(balanced: Tensor, log_total: Tensor, value: Tensor) -> Tensor:
+    """Log-probability of k-hot values ``(S, R, n)``, ``(S, R)``: the sum over the possible marks."""
     result = balanced.new_empty(value.shape[:-1])
     arguments = (x.contiguous().numpy() for x in (balanced, log_total, value, result))
     over_rows(_log_prob_tasks, result.numel(), value.numel(), *arguments)
@@ -156,6 +158,13 @@ def _log_prob_derivative_rows(from_row, to_row, probs, k, balanced, slope, value
 def marked_count_log_prob_derivative(
     probs: Tensor, k: Tensor, balanced: Tensor, slope: Tensor, value: Tensor, g: Tensor
 ) -> Tensor:
+    """The derivative of the log-probabilities ``(S, R)`` with respect to ``probs`` ``(R, n)``, times g, summed.
+
+    In E[D; B = k] a probability occurs in D, with the derivative ``slope``, and as the probability of a value. With
+    respect to the latter, the derivative of the logarithm is (P(x_i = 1) - p_i) / (p_i (1 - p_i)), where P is the law
+    with marks: this is 0, as its inclusion probabilities are p. Impossible values, and probabilities of 0 or 1, have no
+    derivative.
+    """
     result = torch.empty_like(probs)
     arguments = (x.contiguous().numpy() for x in (probs, k, balanced, slope, value, g, result))
     over_rows(_log_prob_derivative_rows, len(result), value.numel(), *arguments)
@@ -165,16 +174,14 @@ def marked_count_log_prob_derivative(
 @kernel
 def _draw_tasks(from_task, to_task, parts, probs, k, seed, first, out):
     draws, _, n = out.shape
-    chances = Chances(np.empty(n), np.empty(n), np.empty(n))
-    table = empty_table(n)
+    p, q, weight, table = np.empty(n), np.empty(n), np.empty(n), empty_table(n)
     for task in range(from_task, to_task):
         r, part = task // parts, task % parts
         start_draw, stop_draw = draws * part // parts, draws * (part + 1) // parts
         mine = out[start_draw:stop_draw, r]
-        if not _balance(probs[r], k[r], chances):
+        if not _balance(probs[r], k[r], p, q, weight):
             mine[:, :] = False
             continue
-        p, q, weight = chances
         _, total, table = plan(p, q, weight, weight, k[r], table)
         origin = first[0] + start_draw, first[1] + r, first[2]
         draw_row(table, p, q, weight, k[r], total > 0, seed[0], origin, mine)

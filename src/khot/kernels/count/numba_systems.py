@@ -160,6 +160,12 @@ def _covariance_rows(begin, end, logits, b, k, tolerance, rounding, result):
 
 
 def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float, rounding: float) -> Tensor:
+    """v ``(R, n)`` with C v = b over the finite logits, and 0 elsewhere.
+
+    b sums to 0 there. A sum of at most ``rounding`` times the sum of absolute values is removed in proportion to the
+    diagonal D of C, a larger one evenly. Among the solutions, which differ by constants, v is the one with sum D v = 0.
+    It has the relative accuracy ``tolerance``, and is NaN in rows that a kernel could not solve.
+    """
     v = torch.empty_like(b, memory_format=torch.contiguous_format)
     given = (x.contiguous().numpy() for x in (logits, b, k))
     over_rows(_covariance_rows, len(k), b.numel() * WORK, *given, tolerance, rounding, v.numpy())

@@ -16,28 +16,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from ..operators.autograd import with_forward_mode
+from ..operators.autograd import SavingFunction, move_batch_last, with_forward_mode
 from . import pair_merge, pair_split
 
 
-class _Merge(Function):
+class _Merge(SavingFunction):
     @staticmethod
     def forward(x: Tensor, start: int, length: int) -> Tensor:
         result: Tensor = pair_merge(x, start, length)
         return result
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, ctx.start, ctx.length = inputs
-        ctx.save_for_backward(x)
-        ctx.save_for_forward(x)
-
-    @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
-        return split(grad_output, x, ctx.start), None, None
+        return split(grad_output, x, ctx.plan[0]), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, start: int, length: int) -> tuple[Tensor, int]:
@@ -45,43 +38,33 @@ class _Merge(Function):
         return out, out.ndim - 1
 
 
-class _Split(Function):
+class _Split(SavingFunction):
     @staticmethod
     def forward(g: Tensor, x: Tensor, start: int) -> Tensor:
         result: Tensor = pair_split(g, x, start)
         return result
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        g, x, ctx.start = inputs
-        ctx.save_for_backward(g, x)
-        ctx.save_for_forward(g, x)
-
-    @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        g, x = ctx.saved_tensors
-        grad_g = merge_polar(grad_output, x, ctx.start, g.shape[0]) if ctx.needs_input_grad[0] else None
-        grad_x = split(g, grad_output, ctx.start) if ctx.needs_input_grad[1] else None
+        (g, x), (start,) = ctx.saved_tensors, ctx.plan
+        grad_g = merge_polar(grad_output, x, start, g.shape[0]) if ctx.needs_input_grad[0] else None
+        grad_x = split(g, grad_output, start) if ctx.needs_input_grad[1] else None
         return grad_g, grad_x, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], g: Tensor, x: Tensor, start: int) -> tuple[Tensor, int]:
-        def batch_last(tensor: Tensor, dim: "int | None") -> Tensor:
-            if dim is None:
-                return tensor.unsqueeze(-1).expand(*tensor.shape, info.batch_size)
-            return tensor.movedim(dim, -1)
-
-        out = split(batch_last(g, in_dims[0]), batch_last(x, in_dims[1]), start)
+        g, x = move_batch_last(info.batch_size, in_dims, (g, x))
+        out = split(g, x, start)
         return out, out.ndim - 1
 
 
 def _merge_jvp(ctx: Any, saved: list[Tensor], dx: Tensor, *_: None) -> Tensor:
-    return merge_polar(dx, saved[0], ctx.start, ctx.length)
+    return merge_polar(dx, saved[0], *ctx.plan)
 
 
 def _split_jvp(ctx: Any, saved: list[Tensor], dg: Tensor, dx: Tensor, _: None) -> Tensor:
-    g, x = saved
-    return split(dg, x, ctx.start) + split(g, dx, ctx.start)
+    (g, x), (start,) = saved, ctx.plan
+    return split(dg, x, start) + split(g, dx, start)
 
 
 _apply_merge = with_forward_mode(_Merge, _merge_jvp)

@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from khot._distributed.draws import draws_of_rows
 from khot._torch_internals import for_transforms
 from khot._tracing import broadcast_shapes
 
 from ..call import runs_on_cpu
-from ..operators.autograd import with_forward_mode
+from ..operators.autograd import SavingFunction, with_forward_mode
 
 MOST_SLABS = 6  # each costs a few milliseconds of small operations; a sixth of a hundred times the input is enough
 
@@ -133,7 +132,7 @@ def _pushed_forward(function: RowFunction, count: int) -> RowFunction:
     return push_forward
 
 
-class _InSlabs(Function):
+class _InSlabs(SavingFunction):
     @staticmethod
     def forward(function: RowFunction, size: int, *arguments: Tensor) -> Tensors:
         _thread.inside = True
@@ -144,15 +143,9 @@ class _InSlabs(Function):
         return tuple(torch.cat(results) for results in zip(*parts, strict=True))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-        ctx.function, ctx.size, *arguments = inputs
-        ctx.save_for_backward(*arguments)
-        ctx.save_for_forward(*arguments)
-
-    @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
-        arguments = ctx.saved_tensors
-        results = in_slabs(_pulled_back(ctx.function, len(arguments)), ctx.size, *arguments, *cotangents)
+        arguments, (function, size) = ctx.saved_tensors, ctx.plan
+        results = in_slabs(_pulled_back(function, len(arguments)), size, *arguments, *cotangents)
         gradients = dict(zip(_differentiable(arguments), results, strict=True))
         return None, None, *(gradients.get(i) for i in range(len(arguments)))
 
@@ -163,7 +156,8 @@ def _in_slabs_jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> Tensors:
         for x, tangent in zip(saved, tangents[2:], strict=True)
         if x.is_floating_point()
     ]
-    return in_slabs(_pushed_forward(ctx.function, len(saved)), ctx.size, *saved, *given)
+    function, size = ctx.plan
+    return in_slabs(_pushed_forward(function, len(saved)), size, *saved, *given)
 
 
 _apply = with_forward_mode(_InSlabs, _in_slabs_jvp)

@@ -38,6 +38,25 @@ def with_derivatives_of(value: Tensor, carrier: Tensor) -> Tensor:
     return value + (carrier - carrier.detach())
 
 
+def move_batch_last(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same with the batch as the last axis."""
+    return [
+        x.unsqueeze(-1).expand(*x.shape, size) if dim is None else x.movedim(dim, -1)
+        for dim, x in zip(in_dims, tensors, strict=False)
+    ]
+
+
+class SavingFunction(Function):
+    """A Function that saves its tensors for derivatives in both modes; ``ctx.plan`` has its other arguments."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        ctx.plan = [x for x in inputs if not isinstance(x, Tensor)]
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+
 def with_forward_mode(function: type[Function], jvp: Callable[..., Any], *, of_map: bool = False) -> Callable[..., Any]:
     """The Function's ``apply``, with forward-mode derivatives of any order, and fit for ``torch.compile``.
 
