@@ -39,6 +39,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 SMOKE = {"images": 300, "processes": 1}
+COUNTS = ("seeds", "images", "processes", "patience", "epochs", "steps", "draws", "samples", "sequences", "k")
 MANY_SECONDS = 1800  # of training, which a reader is told
 
 
@@ -65,7 +66,7 @@ def parse(
         small = {name: value for name, value in SMOKE.items() if name in known}
         parser.set_defaults(**small | dict(smoke))
     args = parser.parse_args(arguments)
-    for name in ("seeds", "images", "processes", "patience"):
+    for name in COUNTS:
         if getattr(args, name, None) is not None and getattr(args, name) < 1:
             parser.error(f"--{name} must be at least 1, but is {getattr(args, name)}")
     if arguments is None:

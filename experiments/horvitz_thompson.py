@@ -184,6 +184,8 @@ def main(arguments: list[str] | None = None) -> Table:
     args = parse(parser, arguments, smoke={"seeds": 2, "draws": 500})
     if not 0 < args.k < args.units:
         parser.error(f"--k must lie between 0 and --units, but got {args.k} and {args.units}")
+    if args.draws < 2:
+        parser.error(f"--draws must be at least 2, since the table has their standard deviation, but is {args.draws}")
 
     columns = {BIAS: ".1f", THEORY: ".2f", SIMULATED: ".2f", VARIANCE_BIAS: ".1f", COVERAGE: ".1f"}
     table = Table(f"Totals estimated from {args.k} of {args.units} units", columns)

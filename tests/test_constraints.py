@@ -14,7 +14,7 @@ from pyro.ops.stats import effective_sample_size
 from torch.autograd.functional import jacobian
 from torch.distributions import biject_to, constraints, transform_to
 
-from khot.constraints import capped_simplex, k_hot
+from khot.constraints import capped_simplex, k_hot, ranking
 from tests.registry import CONSTRAINTS
 
 float64 = torch.float64
@@ -217,6 +217,25 @@ def test_boundary_and_wrong_sums_raise():
                 registry(capped_simplex(k)).inv(tensor([0.5, 0.7, 0.8]))
             with pytest.raises(ValueError, match=r"needs 0 < k < n.* with n=3"):
                 registry(capped_simplex(k))(torch.zeros(3 if registry is transform_to else 2))
+
+
+@pytest.mark.parametrize("constraint", [k_hot(1), k_hot(0, 1), capped_simplex(1), ranking(3, 1)], ids=repr)
+def test_a_scalar_is_no_vector(constraint):
+    with pytest.raises(ValueError, match="`value` must consist of vectors, but got a scalar"):
+        constraint.check(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("registry", [transform_to, biject_to])
+def test_no_transform_of_a_scalar(registry):
+    transform = registry(capped_simplex(0.5))
+    for map_ in (transform, transform.inv):
+        with pytest.raises(ValueError, match="must consist of vectors, but got a scalar"):
+            map_(torch.tensor(0.5))
+    for shape_of in (transform.forward_shape, transform.inverse_shape):
+        with pytest.raises(ValueError, match="at least one dimension, but got that of a scalar"):
+            shape_of(torch.Size())
+    with pytest.raises(ValueError, match="must consist of vectors, but got a scalar"):
+        pyro.param("probs", torch.tensor(0.5), constraint=capped_simplex(0.5))
 
 
 def test_pyro_param():

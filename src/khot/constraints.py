@@ -63,7 +63,7 @@ class _KHot(constraints.Constraint):
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
-        check_strided("value", value)
+        _check_vectors("value", value)
         ones = value == 1
         size = ones.sum(-1)  # an integer, so exact in every dtype
         right = (size == self.k) if self.upper is self.k else (size >= self.k) & (size <= self.upper)
@@ -121,7 +121,7 @@ class _CappedSimplex(constraints.Constraint):
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
-        check_strided("value", value)
+        _check_vectors("value", value)
         value = _in_digits(value)
         inside = (value.clamp(0, 1) == value).all(-1)  # False for NaN
         return inside & self.is_sum(value.sum(-1, dtype=torch.float64), value.dtype, value.shape[-1])
@@ -197,7 +197,7 @@ class _Ranking(constraints.Constraint):
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
-        check_strided("value", value)
+        _check_vectors("value", value)
         if is_dtensor(value):
             return self._check_rows_here(value)
         shape, width = value.shape[:-1], value.shape[-1]
@@ -245,6 +245,12 @@ def _checked_size(name: str, size: Any) -> int | Tensor:
     if number < 0:
         raise ValueError(f"`{name}` must satisfy 0 <= {name} <= n, but got {number}")
     return number
+
+
+def _check_vectors(name: str, value: Tensor) -> None:
+    check_strided(name, value)
+    if value.dim() == 0:
+        raise ValueError(f"`{name}` must consist of vectors, but got a scalar")
 
 
 k_hot = _KHot
@@ -305,18 +311,18 @@ class _SigmoidTopKTransform(_CappedSimplexTransform):
     """Maps Rⁿ onto the interior of the capped simplex by ``sigmoid_topk``; constant along 1; right inverse: logit."""
 
     def _call(self, x: Tensor) -> Tensor:
-        check_strided("x", x)
+        _check_vectors("x", x)
         self._check_size(x.shape[-1])
         batch_shape = _batch_shape(x.shape, self.k)
         return sigmoid_topk(x.expand(batch_shape + x.shape[-1:]), self.k)
 
     def _inverse(self, y: Tensor) -> Tensor:
-        check_strided("y", y)
+        _check_vectors("y", y)
         self._check_size(y.shape[-1])
         return self._logit(y).to(y.dtype)
 
     def forward_shape(self, shape: Size) -> Size:
-        return _batch_shape(shape, self.k) + shape[-1:]
+        return _batch_shape(shape, self.k) + Size([_length(shape)])
 
     def inverse_shape(self, shape: Size) -> Size:
         return self.forward_shape(shape)
@@ -331,7 +337,7 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
     bijective = True
 
     def _scores(self, u: Tensor) -> Tensor:
-        check_strided("u", u)
+        _check_vectors("u", u)
         self._check_size(u.shape[-1] + 1)
         shape = self.forward_shape(u.shape)
         return torch.nn.functional.pad(u, (0, 1)).expand(shape)
@@ -343,7 +349,7 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
         return y
 
     def _inverse(self, y: Tensor) -> Tensor:
-        check_strided("y", y)
+        _check_vectors("y", y)
         self._check_size(y.shape[-1])
         logit = self._logit(y)
         return (logit[..., :-1] - logit[..., -1:]).to(y.dtype)
@@ -353,10 +359,17 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
         return log_volume(sigmoid_topk_log_odds(scores, self.k)).to(u.dtype)  # y may have rounded to 0 or 1
 
     def forward_shape(self, shape: Size) -> Size:
-        return _batch_shape(shape, self.k) + Size([shape[-1] + 1])
+        return _batch_shape(shape, self.k) + Size([_length(shape) + 1])
 
     def inverse_shape(self, shape: Size) -> Size:
-        return _batch_shape(shape, self.k) + Size([shape[-1] - 1])
+        return _batch_shape(shape, self.k) + Size([_length(shape) - 1])
+
+
+def _length(shape: Size) -> int:
+    """The number of entries of the vectors in a tensor of this shape."""
+    if not shape:
+        raise ValueError("the shape of vectors must have at least one dimension, but got that of a scalar")
+    return shape[-1]
 
 
 def _batch_shape(shape: Size, k: float | Tensor) -> Size:

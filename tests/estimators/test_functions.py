@@ -145,3 +145,25 @@ def test_errors(case):
             case.estimate(dist.Categorical(logits=LOGITS), lambda x: x.float(), 2)
         one_hot = dist.OneHotCategorical(logits=LOGITS)
         assert case.estimate(one_hot, lambda x: x[..., 0], 2).shape == (2,)
+
+
+READS_AGAIN = [case for case in FUNCTIONS if case.needs_log_prob or case.needs_natural_parameters]
+
+
+@pytest.mark.parametrize("case", READS_AGAIN, ids=lambda case: case.name)
+def test_values_that_are_read_again_must_not_change(case):
+    design = ConditionalPoisson(logits=LOGITS[0].clone().requires_grad_(), k=2)
+    with pytest.raises(ValueError, match="`f` must not change its argument in place"):
+        case.estimate(design, lambda x: x.mul_(2).sum(-1), num_samples=3)
+
+
+@pytest.mark.parametrize("case", [case for case in FUNCTIONS if case not in READS_AGAIN], ids=lambda case: case.name)
+def test_pathwise_values_may_change(case):
+    def gradient(f):
+        logits = LOGITS[0].clone().requires_grad_()
+        torch.manual_seed(0)
+        return torch.autograd.grad(case.estimate(ConditionalPoisson(logits=logits, k=2), f, num_samples=3), logits)[0]
+
+    torch.testing.assert_close(
+        gradient(lambda x: (x.mul_(2) * WEIGHT).sum(-1)), gradient(lambda x: (2 * x * WEIGHT).sum(-1))
+    )

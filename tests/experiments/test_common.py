@@ -22,7 +22,7 @@ def test_smoke_replaces_defaults_but_not_what_is_asked_for():
 
 
 def test_bad_arguments_end_with_usage(capsys):
-    for name in ("--seeds", "--images"):
+    for name in ("--seeds", "--images", "--epochs"):
         with pytest.raises(SystemExit):
             arguments(name, "0")
         assert f"{name} must be at least 1" in capsys.readouterr().err

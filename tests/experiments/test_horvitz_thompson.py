@@ -9,10 +9,13 @@ from khot import capped_softmax
 LIMIT = 5.5  # standard errors
 
 
-def test_bad_k(capsys):
+def test_bad_arguments(capsys):
     with pytest.raises(SystemExit):
         experiment.main(["--k", "12", "--units", "12"])
     assert "--k must lie between" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        experiment.main(["--draws", "1"])
+    assert "--draws must be at least 2" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:horvitz_thompson approximates")

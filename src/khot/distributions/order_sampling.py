@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
+from typing_extensions import Self
 
 from khot._distributed.batch import SpreadBatch
 from khot._distributed.shards import Shards, shards_of_rows, spread_over
@@ -91,7 +92,7 @@ class OrderSampling(SamplingDesign):
     def _depth(self) -> float:
         return depth_for(self.parameter.dtype)
 
-    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
+    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
         if self.spread is None and self.in_float32 is self and not is_tracing():
             _ = self._rank_scale if self._kernel(()) is None else self._centre  # once here, rather than for every copy
         return super().expand(batch_shape, _instance)

@@ -18,6 +18,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
+from typing_extensions import Self
 
 from khot._contents import can_look, is_finite
 from khot._notes import feels_between_vertices
@@ -128,7 +129,7 @@ class RelaxedKHot(KHotDistribution):
         if isinstance(temperature, Tensor) and not ((temperature > 0) & temperature.isfinite()).all():
             raise ValueError(f"`temperature` must be positive and finite, but got {temperature}")
 
-    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "RelaxedKHot":
+    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
         new = self._blank(_instance)
         batch_shape = checked_expansion(batch_shape, self.logits, self.batch_shape)
         new.logits, new.relaxation = self.logits.expand(batch_shape + self.event_shape), self.relaxation

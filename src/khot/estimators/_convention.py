@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.distributions import Distribution
 
+from khot._torch_internals import version_of
 from khot._tracing import shape_of
 from khot._validation import check_function, checked_index, described
 
@@ -52,9 +53,12 @@ def check_design(design: Any) -> None:
         raise ValueError("`design` must be a distribution of vectors, with event_shape (n,), but got event_shape ()")
 
 
-def evaluate(f: Loss, values: Tensor, design: Distribution) -> Tensor:
-    """``f(values)``, checked to be one real number for each event."""
+def evaluate(f: Loss, values: Tensor, design: Distribution, *, reads_values_again: bool = True) -> Tensor:
+    """``f(values)``, checked to be one real number for each event, and to leave values that are read again alone."""
+    version = version_of(values)
     losses: Any = f(values)
+    if reads_values_again and version_of(values) != version:
+        raise ValueError("`f` must not change its argument in place: the estimator needs the values that were drawn")
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
         got = f"dtype {losses.dtype}" if isinstance(losses, Tensor) else type(losses).__name__
         raise TypeError(f"`f` must return a floating-point tensor, but got {got}")

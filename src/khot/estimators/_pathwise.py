@@ -56,7 +56,8 @@ def pathwise(
             f"pathwise needs a distribution with rsample, but {type(design).__name__} has none: wrap it, as in "
             "ReinMax(design) or StraightThrough(design), or use score_function, which needs only log_prob"
         )
-    return evaluate(f, draw(design, (num_samples,), generator, "rsample"), design).mean(0)
+    values = draw(design, (num_samples,), generator, "rsample")
+    return evaluate(f, values, design, reads_values_again=False).mean(0)
 
 
 @feels_between_vertices

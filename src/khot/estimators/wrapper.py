@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.distributions import Distribution, Independent, constraints, kl_divergence, register_kl
 from torch.types import _size as SizeLike
+from typing_extensions import Self
 
 from khot._contents import looks_at_contents
 from khot._torch_internals import instance_of
@@ -87,7 +88,7 @@ class DesignWrapper(KHotDistribution):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.design})"
 
-    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "DesignWrapper":
+    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
         new = self._blank(_instance)
         batch_shape, batch_dim = checked_shape("batch_shape", batch_shape), len(self.batch_shape)
         designs = {id(self.design): self.design.expand(batch_shape)}  # if it is also the scorer, they share a graph
