@@ -69,16 +69,16 @@ class Row(NamedTuple):
 
 def _range_of(noise):
     """The search for the range of the integral, by a bound of P(N = k)."""
-    fates = noise.fates
+    law = noise.law
 
     @inlined_sum  # which also tells the compiler that no arrays overlap
     def add(w, up, mean, variance, rate, certain):
         for i in range(up.shape[0]):
-            came, missing, f = fates(w * up[i])
-            mean[i] += came
-            variance[i] += came * missing
-            rate[i] += f
-            certain[i] += missing < CERTAIN
+            at = law(w * up[i])
+            mean[i] += at.came
+            variance[i] += at.came * at.missing
+            rate[i] += at.rate
+            certain[i] += at.missing < CERTAIN
 
     @inlined
     def bound(row, points, values):
@@ -237,16 +237,16 @@ def _add_product(space, k, mean, variance, width, depth, vector, result):
 
 def fill_fates_of(noise):
     """The fates of the units at a time; the mean of N and its variance."""
-    fates = noise.fates
+    law = noise.law
 
     @inlined_sum
     def fill_fates(weight, up, came, missing, rate):
         mean = variance = 0.0
         for i in range(weight.shape[0]):
-            p, q, f = fates(weight[i] * up)
-            came[i], missing[i], rate[i] = p, q, f
-            mean += p
-            variance += p * q
+            at = law(weight[i] * up)
+            came[i], missing[i], rate[i] = at.came, at.missing, at.rate
+            mean += at.came
+            variance += at.came * at.missing
         return mean, variance
 
     return fill_fates

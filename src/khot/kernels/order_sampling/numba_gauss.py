@@ -24,28 +24,6 @@ POINTS, WEIGHTS = np.concatenate([x for x, _ in _RULES]), np.concatenate([w for 
 
 
 @inlined
-def sort_upward(values):
-    """Sorts in place, by heapsort."""
-    end = values.shape[0]
-    start = end // 2
-    while end > 1:
-        if start > 0:
-            start -= 1
-        else:
-            end -= 1
-            values[end], values[0] = values[0], values[end]
-        parent = start
-        while 2 * parent + 1 < end:
-            child = 2 * parent + 1
-            if child + 1 < end and values[child + 1] > values[child]:
-                child += 1
-            if values[child] <= values[parent]:
-                break
-            values[parent], values[child] = values[child], values[parent]
-            parent = child
-
-
-@inlined
 def fill_gauss(kinks, degree, low, high, curvature, depth, node, width):
     """Nodes and weights between low and high, with kinks in ascending order; returns their number, -1 without room.
 

@@ -19,13 +19,13 @@ import numpy as np
 
 from ..cpu.loops import inlined, inlined_sum
 from ..cpu.maths import EXP, LOG
-from .numba_noises import NOISES
+from .numba_noises import LEAST_MISSING, NOISES
 from .numba_range import MARGIN, MOST_NODES, ROOM, WIDEST, multiply, nodes_of, range_of, take_logarithm
 
 Array = np.ndarray[Any, Any]
 
 exp, log = EXP[np.float64], LOG[np.float64]
-uniform_other = NOISES["log_uniform"].other
+law_of_uniform = NOISES["log_uniform"].law
 LEAST_RATE = 1e-300  # its logarithm is finite
 SLACK = 2.0  # in addition to the depth, for the logarithm of a probability near 1
 SLACK_OF_KINKS = 6.0  # and for the rate of the second form where the first is small
@@ -102,9 +102,9 @@ def _multiply_uniform(row, up, product, rate, values, each):
     for j in range(row.members, row.weight.shape[0]):
         w = row.weight[j]
         for i in range(up.shape[0]):
-            missing, behind = uniform_other(w * up[i])
-            product[i] *= missing
-            rate[i] += behind
+            at = law_of_uniform(w * up[i])
+            product[i] *= max(at.missing, LEAST_MISSING)  # so that a product of a few has a logarithm
+            rate[i] += at.behind
         if (j - row.members) % each == each - 1:
             take_logarithm(product, values)
     take_logarithm(product, values)
@@ -112,7 +112,7 @@ def _multiply_uniform(row, up, product, rate, values, each):
 
 def _evaluate_of(noise):
     """The logarithm of the integrand."""
-    member, farthest_factor = noise.member, 40.0 if noise.has_kinks else 1.0
+    law, farthest_factor = noise.law, 40.0 if noise.has_kinks else 1.0
     multiply_others = (
         _multiply_logistic if noise.is_logistic else _multiply_uniform if noise.has_kinks else _multiply_exponential
     )
@@ -120,9 +120,9 @@ def _evaluate_of(noise):
     @inlined
     def add_member(w, up, product, rate):
         for i in range(up.shape[0]):
-            came, ahead, _ = member(w * up[i])
-            product[i] *= came
-            rate[i] += ahead
+            at = law(w * up[i])
+            product[i] *= at.came
+            rate[i] += at.ahead
 
     @inlined
     def evaluate(row, points, values):
@@ -147,21 +147,21 @@ def _evaluate_of(noise):
 
 def _slopes_of(noise):
     """The derivatives."""
-    member, other, is_exponential, has_kinks = noise.member, noise.other, noise.is_exponential, noise.has_kinks
+    law, is_exponential, has_kinks = noise.law, noise.is_exponential, noise.has_kinks
 
     @inlined_sum
     def member_slope(w, up, share, per_rate):
         total = 0.0
         for i in range(up.shape[0]):
-            _, ahead, bend = member(w * up[i])
-            total += share[i] * ahead + per_rate[i] * bend
+            at = law(w * up[i])
+            total += share[i] * at.ahead + per_rate[i] * at.bend
         return total
 
     @inlined_sum
     def other_slope(w, up, share):
         total = 0.0
         for i in range(up.shape[0]):
-            total -= share[i] * other(w * up[i])[1]
+            total -= share[i] * law(w * up[i]).behind
         return total
 
     @inlined

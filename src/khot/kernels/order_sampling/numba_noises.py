@@ -17,91 +17,58 @@ exp = EXP[np.float64]
 
 
 class LoopNoise(NamedTuple):
-    """Functions of x.
+    """The law of a noise in loops.
 
     Attributes:
-        fates: F, 1 - F and f.
-        member: F, h = f / F and the derivative of h by s.
-        other: 1 - F and f / (1 - F).
+        law: A function of x, which returns a :class:`Law`.
         is_logistic: Whether this is logistic noise.
         is_exponential: Whether 1 - F is exp(-x).
         has_kinks: Whether F has a kink at x = 1.
     """
 
-    fates: Any
-    member: Any
-    other: Any
+    law: Any
     is_logistic: bool = False
     is_exponential: bool = False
     has_kinks: bool = False
 
 
+class Law(NamedTuple):
+    """Numbers at x; the compiler leaves out those that a loop does not use."""
+
+    came: float  # F
+    missing: float  # 1 - F
+    rate: float  # f
+    ahead: float  # h = f / F
+    bend: float  # the derivative of h by s
+    behind: float  # f / (1 - F)
+
+
 @inlined
-def _logistic_fates(x):
+def _logistic(x):
     missing = 1.0 / (1.0 + x)
     came = x * missing
-    return came, missing, came * missing
-
-
-@inlined
-def _logistic_member(x):
-    missing = 1.0 / (1.0 + x)
-    came = x * missing
-    return came, missing, -came * missing
-
-
-@inlined
-def _logistic_other(x):
-    missing = 1.0 / (1.0 + x)
-    return missing, x * missing
+    return Law(came, missing, came * missing, missing, -came * missing, came)
 
 
 @inlined
 def _exponential(x):
-    """(1 - exp(-x)) / x and exp(-x)."""
     missing = exp(-x)
     series = 0.0
     for coefficient in BACKWARDS:
         series = series * x + coefficient
-    return (series if x < SMALL else (1.0 - missing) / x), missing
-
-
-@inlined
-def _exponential_fates(x):
-    share, missing = _exponential(x)
-    return share * x, missing, x * missing
-
-
-@inlined
-def _exponential_member(x):
-    share, missing = _exponential(x)
+    share = series if x < SMALL else (1.0 - missing) / x  # (1 - exp(-x)) / x
     ahead = missing / share
-    return share * x, ahead, ahead * (1.0 - x - ahead)
+    return Law(share * x, missing, x * missing, ahead, ahead * (1.0 - x - ahead), x)
 
 
 @inlined
-def _exponential_other(x):
-    return exp(-x), x
-
-
-@inlined
-def _uniform_fates(x):
-    return min(x, 1.0), max(1.0 - x, 0.0), x if x < 1.0 else 0.0
-
-
-@inlined
-def _uniform_member(x):
-    return min(x, 1.0), 1.0 if x < 1.0 else 0.0, 0.0
-
-
-@inlined
-def _uniform_other(x):
-    missing = max(1.0 - x, LEAST_MISSING)
-    return missing, x / missing
+def _uniform(x):
+    missing, coming = max(1.0 - x, 0.0), 1.0 if x < 1.0 else 0.0
+    return Law(min(x, 1.0), missing, x if x < 1.0 else 0.0, coming, 0.0, x / max(missing, LEAST_MISSING))
 
 
 NOISES = {
-    "logistic": LoopNoise(_logistic_fates, _logistic_member, _logistic_other, is_logistic=True),
-    "log_exponential": LoopNoise(_exponential_fates, _exponential_member, _exponential_other, is_exponential=True),
-    "log_uniform": LoopNoise(_uniform_fates, _uniform_member, _uniform_other, has_kinks=True),
+    "logistic": LoopNoise(_logistic, is_logistic=True),
+    "log_exponential": LoopNoise(_exponential, is_exponential=True),
+    "log_uniform": LoopNoise(_uniform, has_kinks=True),
 }

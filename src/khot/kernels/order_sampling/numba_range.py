@@ -14,7 +14,7 @@ import numpy as np
 
 from ..cpu.loops import inlined
 from ..cpu.maths import EXP, LOG
-from .numba_gauss import fill_gauss, sort_upward
+from .numba_gauss import fill_gauss
 
 exp, log = EXP[np.float64], LOG[np.float64]
 GRID = 16  # points of one trial, whole registers of them
@@ -169,7 +169,7 @@ def nodes_of(noise):
         if has_kinks:
             for i in range(theta.shape[0]):
                 kinks[i] = origin - theta[i]
-            sort_upward(kinks[: theta.shape[0]])
+            kinks[: theta.shape[0]].sort()
             return fill_gauss(kinks[: theta.shape[0]], theta.shape[0], low, high, curvature, depth, node, width)
         density = _density(depth, curvature)
         if is_logistic:

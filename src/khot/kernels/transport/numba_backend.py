@@ -1,9 +1,7 @@
 """Sorted transport on a CPU, row by row, for few places; rows that the loops do not solve go to the torch backend."""
 
 import math
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,9 +45,9 @@ def sorted_transport_derivative(
     return grad_x.view(x.shape).to(x.dtype), grad_half.view(batch)
 
 
-def _addresses(*tensors: Tensor | None) -> Any:
-    """The addresses of contiguous tensors as a NumPy array; 0 for None."""
-    return np.array([0 if v is None else v.data_ptr() for v in tensors])
+def _addresses(*tensors: Tensor | None) -> tuple[int, ...]:
+    """The addresses of contiguous tensors; 0 for None."""
+    return tuple(0 if v is None else v.data_ptr() for v in tensors)
 
 
 def _rows(x: Tensor, like: Tensor) -> Tensor:

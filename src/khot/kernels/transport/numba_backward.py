@@ -16,10 +16,8 @@ from ..cpu.loops import kernel_for_dtype, per_row, summed
 from ..cpu.maths import Real
 from ..cpu.rows import REALS_AT, bytes_at, doubles_at, total_of
 from .numba_forward import NARROWEST, WIDEST, copy_row
-from .numba_plan import BLOCK, Sums, add_up, clear, factorise, fill, fill_plan, solve
+from .numba_plan import BLOCK, Sums, add_up, factorise, fill_plan, solve
 from .solver import FAR
-
-X, HALF, T, GRAD, GRAD_X, GRAD_HALF, LEFT = range(7)  # indices of the addresses of tensors, as in the forward loop
 
 
 class Room(NamedTuple):
@@ -45,7 +43,7 @@ def _centre(plan, values, n, flow):
     """P (v - <P, v>) for n items; the values (places, items) may lack the last place, where they are then 0."""
     given = values.shape[0]
     mean = flow[plan.shape[0] - 1, :n]
-    fill(mean, 0.0)
+    mean[:] = 0.0
     for j in range(given):
         for i in range(n):
             mean[i] += plan[j, i] * values[j, i]
@@ -74,11 +72,10 @@ def _flow_through(x, threshold, half, sign, flow, crossing, grad):
 def _pull_back(x, t, half, flow, crossing, grad):
     """T dL/dx of some items, and -T dL/dT."""
     places, n, lever = flow.shape[0], x.shape[0], 0.0
-    fill(grad, 0.0)
-    fill(crossing, 0.0)
+    grad[:], crossing[:] = 0.0, 0.0
     for j in range(places - 1):
         lever += _flow_through(x, t[j], half, -1.0, flow[j, :n], crossing, grad)
-    fill(crossing, 0.0)
+    crossing[:] = 0.0
     for j in range(places - 1, 0, -1):
         lever += _flow_through(x, t[j - 1], half, 1.0, flow[j, :n], crossing, grad)
     return lever
@@ -95,9 +92,8 @@ def _gather(g, first, i, n, values):
 def _solve_shift(row, t, half, g, first, room, shift):
     """The plan of a row, and the vector that changes of its duals are multiplied by; returns whether both are right."""
     plans, spare, sums, values, flow = room
-    clear(sums)
+    sums.plan[:], sums.products[:], shift[:] = 0.0, 0.0, 0.0
     enough, places = True, flow.shape[0]
-    fill(shift, 0.0)
     for block, i in enumerate(range(0, row.shape[0], BLOCK)):
         part, plan = row[i : i + BLOCK], plans[block]
         m = part.shape[0]
@@ -138,13 +134,10 @@ def derivative_loop(real: Real) -> Any:
     reals_at = REALS_AT[real]
 
     def derivative(first, last, addresses, n, k, places):
-        xs, gs, grads = (
-            reals_at(addresses[X], last, n),
-            reals_at(addresses[GRAD], last * k, n),
-            reals_at(addresses[GRAD_X], last, n),
-        )
-        halves, ts = doubles_at(addresses[HALF], 1, last)[0], doubles_at(addresses[T], last, places - 1)
-        is_left, count = bytes_at(addresses[LEFT], 1, last)[0], 0
+        x, half, t, grad, grad_x, grad_half, left = addresses
+        xs, gs, grads = reals_at(x, last, n), reals_at(grad, last * k, n), reals_at(grad_x, last, n)
+        halves, ts = doubles_at(half, 1, last)[0], doubles_at(t, last, places - 1)
+        is_left, count = bytes_at(left, 1, last)[0], 0
         row, shift = np.empty(n), np.empty(places - 1)
         room = Room(
             np.empty(((n + BLOCK - 1) // BLOCK, places, BLOCK)),
@@ -159,8 +152,8 @@ def derivative_loop(real: Real) -> Any:
             done = done and _solve_shift(row, *at, shift)
             if done:
                 of_half = _gradient(row, *at, shift, grads[r])
-                if addresses[GRAD_HALF] != 0:
-                    doubles_at(addresses[GRAD_HALF], 1, last)[0, r] = of_half
+                if grad_half != 0:
+                    doubles_at(grad_half, 1, last)[0, r] = of_half
                 done = math.isfinite(of_half)
             is_left[r] = not done
             count += not done

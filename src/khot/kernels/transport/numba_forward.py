@@ -13,16 +13,15 @@ import numpy as np
 from ..cpu.loops import kernel_for_dtype, per_row
 from ..cpu.maths import Real
 from ..cpu.rows import REALS_AT, bytes_at, dot, doubles_at
-from .numba_plan import BLOCK, EPS, Sums, add_up, clear, factorise, fill, fill_plan, solve
+from .numba_plan import BLOCK, EPS, Sums, add_up, factorise, fill_plan, solve
 from .solver import FAR_OFF, OVERSHOOT
 
-X, HALF, Y, T, LEFT = range(5)  # indices of the addresses of tensors; the last one receives which rows are left
 NARROWEST, WIDEST = 1e-150, 1e150  # temperatures between which only infinite results overflow
 
 
 @per_row
 def _evaluate(x, t, half, plan, room, sums):
-    clear(sums)
+    sums.plan[:], sums.products[:] = 0.0, 0.0
     enough = True
     for i in range(0, x.shape[0], BLOCK):
         part = x[i : i + BLOCK]
@@ -45,7 +44,7 @@ def largest_size(values):
 @per_row
 def start_between(x, largest, t):
     """Thresholds halfway between neighbours of the sorted row, whose first entries are written to ``largest``."""
-    fill(largest, -np.inf)
+    largest[:] = -np.inf
     places = largest.shape[0]
     for v in x:
         if v > largest[places - 1]:
@@ -112,9 +111,10 @@ def forward_loop(real: Real) -> Any:
     reals_at = REALS_AT[real]
 
     def sorted_transport(first, last, addresses, n, k, places, tol, max_iter):
-        xs, ys = reals_at(addresses[X], last, n), reals_at(addresses[Y], last * k, n)
-        halves, ts = doubles_at(addresses[HALF], 1, last)[0], doubles_at(addresses[T], last, places - 1)
-        is_left, count = bytes_at(addresses[LEFT], 1, last)[0], 0
+        x, half, y, t, left = addresses
+        xs, ys = reals_at(x, last, n), reals_at(y, last * k, n)
+        halves, ts = doubles_at(half, 1, last)[0], doubles_at(t, last, places - 1)
+        is_left, count = bytes_at(left, 1, last)[0], 0
         row, largest = np.empty(n), np.empty(places)
         plan, room = np.empty((places, BLOCK)), np.empty((places + 2, BLOCK))
         sums = Sums(np.empty(places), np.empty((places - 1, places - 1)))

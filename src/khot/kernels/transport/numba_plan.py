@@ -38,12 +38,6 @@ class Sums(NamedTuple):
 
 
 @per_row
-def fill(values, number):
-    for i in range(values.shape[0]):
-        values[i] = number
-
-
-@per_row
 def _split_decays(x, threshold, half, after, here, decay):
     """For one threshold: the products over this place and those after it, and the factor of the places after it."""
     for i in range(x.shape[0]):
@@ -81,9 +75,7 @@ def fill_plan(x, t, half, plan, room):
     """The plan (places, items) of some items x; returns whether it has all digits. ``room`` has two more rows."""
     places, n = plan.shape[0], x.shape[0]
     above, total = room[places, :n], room[places + 1, :n]
-    fill(above, 1.0)
-    fill(total, 0.0)
-    plan[places - 1, :n] = 1.0
+    above[:], total[:], plan[places - 1, :n] = 1.0, 0.0, 1.0
     for j in range(places - 2, -1, -1):
         _split_decays(x, t[j], half, plan[j + 1, :n], plan[j, :n], room[j, :n])
     for j in range(places):
@@ -94,13 +86,6 @@ def fill_plan(x, t, half, plan, room):
     for j in range(places):
         _multiply(total, plan[j, :n])
     return enough
-
-
-@per_row
-def clear(sums):
-    fill(sums.plan, 0.0)
-    for j in range(sums.products.shape[0]):
-        fill(sums.products[j], 0.0)
 
 
 @per_row
