@@ -31,7 +31,7 @@ from ..gpu.plans import is_split
 from ..gpu.tools import add4, in_shape, on_device, quotient, reciprocal, rows_of
 from ..links.base import Link, link_numbers
 from ..links.base_triton import triton_link, value
-from .contents import check_rows
+from . import exact
 from .triton_flagged import solve
 from .triton_gaps import settle
 from .triton_rows import (
@@ -328,7 +328,7 @@ def _checked(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     y, anchor, offset, flags = launch_forward(x, k, scale, Link.find(link), kind)
     if check and has_invalid(flags):
-        check_rows(x, k, scale, softness)
+        exact.threshold(x, k, scale, link, "mask", softness, True)  # raises the error
     return y, anchor, offset
 
 
