@@ -79,7 +79,7 @@ def check(x: Tensor, k: int, grad: Tensor) -> float:
     y = khot.sigmoid_topk(leaf, k)
     y.backward(grad)
     row = torch.ones(len(x), dtype=torch.float64)
-    reference, *_ = mask(x.double(), k * row, row, LOGISTIC.key, False, "scale", True)
+    reference, *_ = mask(x.double(), k * row, row, LOGISTIC.key, "mask", "scale", True)
     torch.testing.assert_close(y.detach().double(), reference, rtol=5e-6, atol=1e-7)
     slope = reference * (1 - reference)
     mean = (slope * grad).sum(-1, keepdim=True) / slope.sum(-1, keepdim=True)

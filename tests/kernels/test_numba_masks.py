@@ -40,7 +40,7 @@ COLUMNS = {"value": 0, "slope": 1, "log_value": 2, "log_derivative": 3, "terms":
 def over_items(link, real):
     """All functions of the piece for all items of an array, in columns: one loop, as each takes long to compile."""
     with specialised(f"test {variant_of(link)} {real.__name__}"):
-        piece = numba_link(type(link).__module__, variant_of(link), real)
+        piece = numba_link(type(link), variant_of(link), real)
         value, slope, terms = piece.value, piece.slope, piece.terms
         log_value, log_derivative = piece.log_value or value, piece.log_derivative or slope
 
@@ -101,7 +101,7 @@ def test_terms_add_up_to_the_sums_of_the_link(link, real):
 @each_link
 def test_pieces_have_one_name_whoever_asks_first(link):
     """Names are part of the machine code on disk."""
-    make = functools.partial(numba_link.__wrapped__, type(link).__module__, variant_of(link), np.float64)
+    make = functools.partial(numba_link.__wrapped__, type(link), variant_of(link), np.float64)
     with specialised("somebody"):
         inside = make()
     assert inside.value.py_func.__qualname__ == make().value.py_func.__qualname__
@@ -109,7 +109,7 @@ def test_pieces_have_one_name_whoever_asks_first(link):
 
 @each_link
 def test_quantile_is_that_of_the_link(link):
-    piece = numba_link(type(link).__module__, variant_of(link), np.float64)
+    piece = numba_link(type(link), variant_of(link), np.float64)
     inner_quantile = piece.quantile
     quantile = numba.njit(lambda p, q: inner_quantile(p, q))
     for p in (1e-6, 0.1, 0.4, 0.5, 0.7, 0.999):

@@ -215,6 +215,19 @@ class Link(metaclass=LinkType):
         raise NotImplementedError
 
 
+class SymmetricLink(Link):
+    """A link with F(-z) = 1 - F(z)."""
+
+    def complement(self, z: Tensor) -> Tensor:
+        return self.value(-z)
+
+    def tail_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return self.value(-z.abs()), self.slope(z)
+
+    def log_complement(self, z: Tensor) -> Tensor:
+        return self.log_value(-z)
+
+
 @lru_cache(maxsize=256)
 def link_numbers(link: Link) -> tuple[float, float, float]:
     """The numbers of a link that fused loops get at run time: q, and centre and squared spread for the first guess."""

@@ -56,6 +56,7 @@ class NumbaLink(NamedTuple):
         log_derivative: ``(z, q)``: F'(z) / F(z), likewise.
         distances: The dtype of z for the terms and the value, if it is not that of the loop.
         far: Its far tails, for a compact link the lower one; None if it has none.
+        of: The class of the link, for its ``compact``, ``reaches_zero`` and ``reach``.
     """
 
     terms: Compiled
@@ -67,6 +68,7 @@ class NumbaLink(NamedTuple):
     log_derivative: Compiled = None
     distances: Real = None
     far: Any = None
+    of: Any = None
 
 
 def variant_of(link: Link) -> str:
@@ -78,11 +80,11 @@ def variant_of(link: Link) -> str:
 
 
 @functools.cache
-def numba_link(module: str, variant: str, real: Real) -> NumbaLink:
-    """The record of the link whose class is in this module."""
+def numba_link(of: type[Link], variant: str, real: Real) -> NumbaLink:
+    """The record of links of this class, from the file beside that of the class."""
     with specialised(f"{variant} {real.__name__}"):  # the same names, whichever loop asks first
-        found: NumbaLink = import_module(f"{module}_numba").numba_link(variant, real)
-    return found
+        found: NumbaLink = import_module(f"{of.__module__}_numba").numba_link(variant, real)
+    return found._replace(of=of)
 
 
 def smooth_link(

@@ -51,11 +51,12 @@ class TritonLink:
 
     Attributes:
         name: ``Link.kernel``.
-        of: The class of the link, for its ``reach`` and ``reaches_zero``.
+        of: The class of the link, for its constants.
         unit: The functions of the loop take ``unit * z``.
         quantile: ``(p, complement, q, LINK)``: the inverse of F at p = 1 - complement, to a few digits.
         hazard: ``(a, tail, LINK)``: F'(-a) / F(-a), without underflow of either; may use F(-a).
         log_decay: ``(start, beyond, LINK)``: log F'(-start - beyond) - log F'(-start), far out in the tail.
+        heavy: Whether the tails follow a power law.
     """
 
     name: str
@@ -64,6 +65,7 @@ class TritonLink:
     quantile: Device
     hazard: Device = constant_hazard
     log_decay: Device = exponential_decay
+    heavy: bool = False
 
     @property
     def compact(self) -> bool:
@@ -76,6 +78,10 @@ class TritonLink:
     @property
     def reach(self) -> float:
         return self.of.reach
+
+    @property
+    def has_log(self) -> bool:
+        return self.of.kernel_has_log
 
     def __repr__(self) -> str:
         """The name by which Triton distinguishes its kernels from those of other links: in memory, on disk and in code.
@@ -94,14 +100,10 @@ class SmoothLink(TritonLink):
     Attributes:
         tails: ``(a, LINK)``: F(-z) and F'(z) at a = unit * z >= 0.
         log_tail: ``(a, tail, LINK)``: log F(-a), without underflow of F; may use F(-a).
-        has_log: Whether there are maps to log F.
-        heavy: Whether the tails follow a power law.
     """
 
     tails: Device
     log_tail: Device
-    has_log: bool = False
-    heavy: bool = False
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -119,8 +121,6 @@ class CompactLink(TritonLink):
     uncapped: Device
     log_uncapped: Device
     newton_step: Device
-    has_log: bool = False
-    heavy: bool = False
 
 
 def triton_link(link: Link) -> TritonLink:

@@ -7,10 +7,10 @@ is also the density: F' = u.
 import torch
 from torch import Tensor
 
-from .base import LOG_2, Link, Moments
+from .base import LOG_2, Moments, SymmetricLink
 
 
-class Laplace(Link, name="laplace"):
+class Laplace(SymmetricLink, name="laplace"):
     """F(z) = exp(z) / 2 for z <= 0 and 1 - exp(-z) / 2 above."""
 
     reach = 800.0
@@ -20,9 +20,6 @@ class Laplace(Link, name="laplace"):
     def value(self, z: Tensor) -> Tensor:
         tail = self.slope(z)
         return torch.where(z > 0, 1 - tail, tail)
-
-    def complement(self, z: Tensor) -> Tensor:
-        return self.value(-z)
 
     def slope(self, z: Tensor) -> Tensor:
         return 0.5 * torch.exp(-z.abs())
@@ -39,9 +36,6 @@ class Laplace(Link, name="laplace"):
 
     def log_value(self, z: Tensor) -> Tensor:
         return torch.where(z <= 0, z.clamp(max=0) - LOG_2, torch.log1p(-0.5 * torch.exp(-z.clamp(min=0))))
-
-    def log_complement(self, z: Tensor) -> Tensor:
-        return self.log_value(-z)
 
     def log_slope(self, z: Tensor) -> Tensor:
         return -z.abs() - LOG_2

@@ -37,6 +37,5 @@ LAPLACE = SmoothLink(
     quantile=_quantile,
     tails=_tails,
     log_tail=_log_tail,
-    has_log=True,
 )
 KERNELS = {LAPLACE.name: LAPLACE}

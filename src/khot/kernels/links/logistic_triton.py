@@ -41,6 +41,5 @@ LOGISTIC = SmoothLink(
     tails=_tails,
     log_tail=_log_tail,
     hazard=_hazard,
-    has_log=True,
 )
 KERNELS = {LOGISTIC.name: LOGISTIC}

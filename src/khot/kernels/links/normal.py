@@ -9,13 +9,13 @@ import math
 import torch
 from torch import Tensor
 
-from .base import INFINITE, Link, Moments
+from .base import INFINITE, Moments, SymmetricLink
 
 SQRT_HALF = math.sqrt(0.5)
 INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 
 
-class Normal(Link, name="normal"):
+class Normal(SymmetricLink, name="normal"):
     """F(z) = erfc(-z / sqrt 2) / 2, the standard normal distribution function."""
 
     reach = 40.0  # erfc(40 / sqrt 2) is 0 in double precision
@@ -25,23 +25,14 @@ class Normal(Link, name="normal"):
     def value(self, z: Tensor) -> Tensor:
         return 0.5 * torch.erfc(-SQRT_HALF * z)
 
-    def complement(self, z: Tensor) -> Tensor:
-        return self.value(-z)
-
     def slope(self, z: Tensor) -> Tensor:
         return INV_SQRT_2PI * torch.exp(-0.5 * z * z)
-
-    def tail_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return self.value(-z.abs()), self.slope(z)
 
     def inverse(self, p: Tensor) -> Tensor:
         return torch.special.ndtri(p)
 
     def log_value(self, z: Tensor) -> Tensor:
         return torch.special.log_ndtr(z)
-
-    def log_complement(self, z: Tensor) -> Tensor:
-        return self.log_value(-z)
 
     def log_slope(self, z: Tensor) -> Tensor:
         return -0.5 * z * z + math.log(INV_SQRT_2PI)

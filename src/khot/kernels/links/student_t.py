@@ -28,12 +28,12 @@ from torch import Tensor
 
 from khot._validation import checked_int
 
-from .base import INFINITE, LOG_2, Link
+from .base import INFINITE, LOG_2, SymmetricLink
 
 DENSITY = {1: 1 / math.pi, 2: 1.0, 4: 12.0}  # F' r^(df + 1), for the degrees of freedom that have an elementary F
 
 
-class StudentT(Link, name="student_t"):
+class StudentT(SymmetricLink, name="student_t"):
     r"""The distribution function of Student's t law with ``df`` degrees of freedom as a link, for ``df`` 1, 2 or 4.
 
     .. math:: F'(z) \propto (1 + z^2 / \nu)^{-(\nu + 1) / 2}
@@ -74,9 +74,6 @@ class StudentT(Link, name="student_t"):
         tail = self._tail(_size(z))
         return torch.where(z > 0, 1 - tail, tail)
 
-    def complement(self, z: Tensor) -> Tensor:
-        return self.value(-z)
-
     def slope(self, z: Tensor) -> Tensor:
         return DENSITY[self.df] * self._radius(z).reciprocal() ** (self.df + 1)
 
@@ -91,9 +88,6 @@ class StudentT(Link, name="student_t"):
     def log_value(self, z: Tensor) -> Tensor:
         a = _size(z)
         return torch.where(z > 0, torch.log1p(-self._tail(a)), self._log_tail(a))
-
-    def log_complement(self, z: Tensor) -> Tensor:
-        return self.log_value(-z)
 
     def log_slope(self, z: Tensor) -> Tensor:
         return math.log(DENSITY[self.df]) - (self.df + 1) * self._radius(z).log()
@@ -116,10 +110,7 @@ class StudentT(Link, name="student_t"):
         if self.df == 1:
             return torch.atan2(torch.ones_like(a), a) / torch.pi
         m = self._missing(a)
-        return 0.5 * m if self.df == 2 else self._cubic(m)
-
-    def _cubic(self, m: Tensor) -> Tensor:
-        return 0.25 * m * m * (3 - m)
+        return 0.5 * m if self.df == 2 else 0.25 * m * m * (3 - m)
 
     def _missing(self, a: Tensor) -> Tensor:
         """m = 1 - a / r, computed without the difference."""

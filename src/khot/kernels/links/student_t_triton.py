@@ -140,7 +140,6 @@ def _record(df: int) -> StudentTLink:
         log_tail=_log_tail,
         hazard=_hazard,
         log_decay=_log_decay,
-        has_log=True,
         heavy=True,
     )
 

@@ -5,7 +5,8 @@ from torch import Tensor
 from khot._distributed.shards import Shards
 from khot._validation import size_advice, softness_error, softness_limits
 
-from ..exact.rows import Span, compute_dtype, row_range
+from ..exact.rows import Span
+from .kinds import Kind
 
 
 def check_empty(k: Tensor) -> None:
@@ -15,9 +16,15 @@ def check_empty(k: Tensor) -> None:
 
 
 def check_contents(
-    x: Tensor, k: Tensor, scale: Tensor, softness: str, span: Span, shards: Shards | None = None
+    x: Tensor, k: Tensor, scale: Tensor, softness: str, kind: Kind, span: Span, shards: Shards | None = None
 ) -> None:
-    """Raises a ValueError for rows with a NaN, or a k or scale out of range; errors call the scale ``softness``."""
+    """Raises a ValueError for rows without a threshold; errors call the scale ``softness``.
+
+    These have a NaN, a k or scale out of range or, for odd maps, an infinite entry.
+    """
+    if kind.absolute and bool((span.selected > 0).any()):
+        row = int((span.selected > 0).nonzero()[0])
+        raise ValueError(f"`x` must be finite (0 masks an entry), but row {row} of the flattened batch is not")
     n, (smallest, largest) = x.shape[-1] if shards is None else shards.n, softness_limits(x.dtype)
     feasible = (k >= span.selected) & (k <= span.selected + span.finite)
     normal = (scale >= smallest) & (scale <= largest)
@@ -38,10 +45,3 @@ def check_contents(
         )
         raise ValueError(f"`k` must {limits} (row {row} of the batch){size_advice(k[row].item(), unmasked)}")
     raise ValueError(f"`k` must satisfy {limits} (row {row} of the batch)")
-
-
-def check_rows(x: Tensor, k: Tensor, scale: Tensor, softness: str) -> None:
-    """:func:`check_contents` of x (..., n), and k and scale of the batch shape, for callers that have no rows yet."""
-    rows = x.to(compute_dtype(x)).reshape(-1, x.shape[-1])
-    k, scale = (v.to(x.device).reshape(-1) for v in (k, scale))
-    check_contents(rows, k, scale, softness, row_range(rows))

@@ -224,29 +224,14 @@ def threshold(
         if check:
             check_empty(k)
         return k.new_zeros(batch, device=x.device), k.new_zeros(batch, device=x.device)
-    which, items = KINDS[kind], which_scores(x, KINDS[kind]).reshape(-1, n)
+    which, items = KINDS[kind], KINDS[kind].scores(x.detach()).double().reshape(-1, n)
     k, scale = (v.to(x.device).reshape(-1) for v in (k, scale))
     span = row_range(items, shards)
     if check:
-        check_rows(x, k, scale, softness, which, span, shards)
+        check_contents(x, k, scale, softness, which, span, shards)
     rows = Rows(items, k, scale, Link.find(link), which, reductions(shards))
     anchor, offset = solve(rows, span, compute_dtype(x))
     return anchor.reshape(batch), offset.reshape(batch)
-
-
-def which_scores(x: Tensor, kind: Kind) -> Tensor:
-    """The numbers that are compared with the threshold, in float64."""
-    return kind.scores(x.detach()).double()
-
-
-def check_rows(
-    x: Tensor, k: Tensor, scale: Tensor, softness: str, kind: Kind, span: Span, shards: Shards | None
-) -> None:
-    """Raises a ValueError for contents that have no threshold."""
-    if kind.absolute and bool((span.selected > 0).any()):
-        row = int((span.selected > 0).nonzero()[0])
-        raise ValueError(f"`x` must be finite (0 masks an entry), but row {row} of the flattened batch is not")
-    check_contents(x.reshape(-1, x.shape[-1]), k, scale, softness, span, shards)
 
 
 def mask(

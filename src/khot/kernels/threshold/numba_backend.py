@@ -11,6 +11,7 @@ from ..cpu.loops import over_rows
 from ..exact.rows import Threshold, compute_dtype, row_range
 from ..links.base import Link, link_numbers
 from . import exact
+from .contents import check_contents
 from .kinds import KINDS, Kind, Plain, Solved
 from .numba_loops import Loops, loops_of
 
@@ -41,8 +42,7 @@ def _solve(
     results = y.data_ptr(), (at.anchor.data_ptr(), at.offset.data_ptr()), left.data_ptr()
     if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *inputs, *results, link_numbers(found)):
         if check:  # for all rows, because errors contain row numbers
-            span = row_range(KINDS[kind].scores(items))
-            exact.check_rows(items, k, scale, softness, KINDS[kind], span, None)
+            check_contents(items, k, scale, softness, KINDS[kind], row_range(KINDS[kind].scores(items)))
         some = items[left], k[left], scale[left], link, kind, softness, False
         if with_values:
             y[left], at.anchor[left], at.offset[left] = exact.mask(*some)

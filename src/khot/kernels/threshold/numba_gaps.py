@@ -22,7 +22,7 @@ from ..cpu.maths import FLUSHED_EXP, Real
 from ..links.base_numba import Compiled, FarTail, NumbaLink
 from ..selection.numba_counting import count_above, neighbours
 from .numba_counting import place_of
-from .numba_scale import Scale, Shape
+from .numba_scale import Scale
 
 NEGLIGIBLE = -60.0  # log of a slope that is negligible beside any other, but whose float32 is not yet subnormal
 EXPONENTIAL_GAP = 80.0  # scales of a gap around t beyond which a capped exponential vanishes
@@ -31,7 +31,7 @@ FARTHEST = 1e100  # in scales; its powers are finite
 HARD = 1e200  # an inverse softness with which only items that are tied with the nearest one have a slope
 
 
-def gap_closer(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+def gap_closer(scale: Scale, link: NumbaLink, real: Real) -> Compiled:
     """``(x, k, s, q, left, right)``: whether t is known in this gap, with k items above it; anchor and offset."""
     scale_at, grows = scale.at, scale.grows
 
@@ -46,8 +46,8 @@ def gap_closer(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compi
     def of_exponential(x, k, s, q, left, right):
         return right - left > EXPONENTIAL_GAP * s, right, 0.0
 
-    if shape.compact:
-        return of_power if shape.reaches_zero else of_exponential
+    if link.of.compact:
+        return of_power if link.of.reaches_zero else of_exponential
     return _balancer(link.far, real)
 
 
@@ -86,9 +86,8 @@ def _sides_of(far: FarTail, real: Real) -> Compiled:
     return side
 
 
-def _balancer(far: FarTail | None, real: Real) -> Compiled:
+def _balancer(far: FarTail, real: Real) -> Compiled:
     """:func:`gap_closer` for a smooth link."""
-    assert far is not None
     side, log_decay, width, is_exponential = _sides_of(far, real), far.log_decay, far.gap, far.is_exponential
 
     @per_row
@@ -113,13 +112,12 @@ def _balancer(far: FarTail | None, real: Real) -> Compiled:
     return balance
 
 
-def far_shares_of(far: FarTail | None, compact: bool, real: Real) -> Compiled:
+def far_shares_of(link: NumbaLink, real: Real) -> Compiled:
     """``(x, place, shares)``: writes the shares of the slopes around a gap; returns whether it is one.
 
     At k = 0 and k = n the gap has one side. The t of a capped exponential is held only by the nearest item above.
     """
-    assert far is not None
-    side = _sides_of(far, real)
+    side, compact = _sides_of(link.far, real), link.of.compact
 
     @per_row
     def far_shares(x, place, shares):

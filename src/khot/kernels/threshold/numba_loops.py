@@ -26,7 +26,7 @@ from . import numba_magnitudes as magnitudes
 from . import numba_masks as masks
 from .kinds import KINDS, MASK, SIGNED, Kind
 from .numba_root import FOUND, INFINITE, LOST, NARROWEST, NO_QUANTILES, WIDEST, solver
-from .numba_scale import Place, Shape, fixed_scale
+from .numba_scale import Place, fixed_scale
 
 
 class Loops(NamedTuple):
@@ -39,33 +39,31 @@ class Loops(NamedTuple):
 
 def loops_of(link: Link, kind: str, real: Real) -> Loops:
     """The loops for a link that has a numba piece."""
-    shape, which = Shape(link.compact, link.reaches_zero, link.reach), MASK if kind == SIGNED.name else KINDS[kind]
-    return _loops(type(link).__module__, variant_of(link), shape, which, real)
+    return _loops(type(link), variant_of(link), MASK if kind == SIGNED.name else KINDS[kind], real)
 
 
 @functools.cache
-def _loops(module: str, variant: str, shape: Shape, kind: Kind, real: Real) -> Loops:
-    link, solve = numba_link(module, variant, real), _solver(module, variant, shape, kind.grows, real)
+def _loops(of: type[Link], variant: str, kind: Kind, real: Real) -> Loops:
+    link, precise = numba_link(of, variant, real), numba_link(of, variant, np.float64)
+    solve = _solver(of, variant, kind.grows, real)
     with specialised(f"{variant} {kind.name} {real.__name__}"):
         if kind.grows:
             fill, gradient = magnitudes.filler(link, variant, real), magnitudes.gradient_of(link, variant, real)
-        elif kind.log:
-            fill = masks.filler(link, shape, True, real)
-            gradient = masks.log_gradient_of(link, numba_link(module, variant, np.float64), real)
         else:
-            fill, gradient = masks.filler(link, shape, False, real), masks.gradient_of(link, shape, real)
-        precise = numba_link(module, variant, np.float64)
-        of_offset = masks.threshold_gradient_of(precise, shape, real) if kind.name == "mask" else None
-        threshold = kernel(_threshold_derivative(of_offset, real)) if of_offset else None
+            fill = masks.filler(link, kind.log, real)
+            gradient = masks.log_gradient_of(link, precise, real) if kind.log else masks.gradient_of(link, real)
+        threshold = None
+        if kind == MASK:
+            threshold = kernel(_threshold_derivative(masks.threshold_gradient_of(precise, real), real))
         return Loops(kernel(_mask(solve, fill, kind, real)), kernel(_derivative(gradient, kind, real)), threshold)
 
 
 @functools.cache
-def _solver(module: str, variant: str, shape: Shape, grows: bool, real: Real) -> Compiled:
-    link, name = numba_link(module, variant, real), f"{variant} growing" if grows else variant
+def _solver(of: type[Link], variant: str, grows: bool, real: Real) -> Compiled:
+    link, name = numba_link(of, variant, real), f"{variant} growing" if grows else variant
     with specialised(f"{name} {real.__name__}"):
         scale = magnitudes.growing_scale(variant, name, real) if grows else fixed_scale(name, link, real)
-        return solver(scale, link, shape, real)
+        return solver(scale, link, real)
 
 
 def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:

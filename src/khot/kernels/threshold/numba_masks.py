@@ -14,7 +14,6 @@ from ..links.base_numba import Compiled, NumbaLink
 from .gaps import UNDERFLOW
 from .numba_counting import place_of
 from .numba_gaps import far_shares_of
-from .numba_scale import Shape
 
 CANCELLED = 2**-6  # share of a sum that must remain after cancellation in float32
 DOMINANT = 0.75  # share of the slopes above which an item's own pull may cancel the pull on it
@@ -23,10 +22,10 @@ SMALL = 0.5  # a sum k so small that no entry reaches 1 when it is scaled to com
 SLIGHT = 2**-10  # largest relative correction
 
 
-def filler(link: NumbaLink, shape: Shape, log: bool, real: Real) -> Compiled:
+def filler(link: NumbaLink, log: bool, real: Real) -> Compiled:
     """``(x, k, place, y)``: the mask of finite items, or its logarithm."""
     value, wide = link.log_value if log else link.value, link.distances or real
-    settles = real is np.float32 and not log and not (shape.compact and shape.reaches_zero)
+    settles = real is np.float32 and not log and not (link.of.compact and link.of.reaches_zero)
 
     @per_row
     def fill(x, k, place, y):
@@ -82,15 +81,15 @@ def _finish(x, origin, top, with_scale, out):
     return -origin.inverse * lever
 
 
-def gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+def gradient_of(link: NumbaLink, real: Real) -> Compiled:
     """``(x, g, place, idle, with_k, with_scale, buffer, out)``: dL/dk, dL/ds, whether all is done.
 
     dL/dx is in ``out``. If all slopes underflow, it is 0, and dL/dk is computed if it is wanted. An idle threshold does
     not move.
     """
     slope, smallest = link.slope, float(np.finfo(real).tiny) / float(np.finfo(real).eps)
-    vanishes = shape.compact and shape.reaches_zero
-    fill_shares: Compiled = None if vanishes else far_shares_of(link.far, shape.compact, real)
+    vanishes = link.of.compact and link.of.reaches_zero
+    fill_shares: Compiled = None if vanishes else far_shares_of(link, real)
 
     @summed
     def slopes(x, origin, g, q, out):
@@ -135,7 +134,7 @@ def gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
 
 def log_gradient_of(link: NumbaLink, precise: NumbaLink, real: Real) -> Compiled:
     """:func:`gradient_of` for the logarithm, from the link in this dtype and in float64."""
-    slope, log_derivative, fill_shares = link.slope, link.log_derivative, far_shares_of(link.far, False, real)
+    slope, log_derivative, fill_shares = link.slope, link.log_derivative, far_shares_of(link, real)
     tiny, smallest = float(np.finfo(real).tiny), float(np.finfo(real).tiny) / float(np.finfo(real).eps)
     single, again = real is np.float32, _exact_log_gradient(precise)
 
@@ -217,14 +216,14 @@ def _exact_log_gradient(link: NumbaLink) -> Compiled:
     return gradient
 
 
-def threshold_gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+def threshold_gradient_of(link: NumbaLink, real: Real) -> Compiled:
     """``(x, g, place, out)``: dL/dk and dL/ds of the offset, dL/dx in ``out``, and whether all is done.
 
     dL/dx_i is the share of an item's slope divided by s, dL/dk is minus the reciprocal of their sum, and dL/ds follows
     from the mean z. The link is that of float64, in which slopes seldom underflow; rows in which all do are left to the
     exact path.
     """
-    slope, vanishes, least = link.slope, shape.compact and shape.reaches_zero, float(np.finfo(real).tiny)
+    slope, least, vanishes = link.slope, float(np.finfo(real).tiny), link.of.compact and link.of.reaches_zero
 
     @inlined
     def of_item(x, origin, q):

@@ -23,7 +23,7 @@ from ..links.base_numba import Compiled, NumbaLink, normal_quantile, normal_spac
 from ..selection.numba_counting import count_above
 from .numba_counting import SMALL, encloser, focus
 from .numba_gaps import gap_closer
-from .numba_scale import Scale, Shape
+from .numba_scale import Scale
 
 # How a search ends: UNSURE if a mask may consist of zeros and ones; INFINITE, before it begins, if an item is.
 LOST, FOUND, UNSURE, INFINITE = range(4)
@@ -77,10 +77,10 @@ def _tail_sums(link: NumbaLink, real: Real) -> Compiled:
     return sums
 
 
-def _judge(shape: Shape, grows: bool, real: Real) -> Compiled:
+def _judge(link: NumbaLink, grows: bool, real: Real) -> Compiled:
     """``(i, signed, total, slope, excess, move, t, sigma, q)``: how a search ends with its i-th move, LOST if not."""
     eps, smallest = float(np.finfo(real).eps), float(np.finfo(real).tiny) / float(np.finfo(real).eps)
-    tolerance, reaches_zero = 0.5 * eps**0.5, shape.reaches_zero
+    tolerance, reaches_zero = 0.5 * eps**0.5, link.of.reaches_zero
 
     @inlined
     def of_smooth(i, signed, total, slope, excess, move, t, sigma, q):
@@ -102,17 +102,17 @@ def _judge(shape: Shape, grows: bool, real: Real) -> Compiled:
         reaching = excess < 0 and q * total >= (1 - NEAR) * slope and abs(residual) <= NEAR * total
         return UNSURE if reaches_zero and excess == math.floor(excess) and (leaving or reaching) else FOUND
 
-    return of_compact if shape.compact else of_smooth
+    return of_compact if link.of.compact else of_smooth
 
 
-def _searcher(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+def _searcher(scale: Scale, link: NumbaLink, real: Real) -> Compiled:
     """``(x, k, s, q, base, t, low, high)``: anchor and offset of the threshold, and how the search has ended.
 
     The threshold is base + t. The base is a number of the row's dtype near it, so that t has all digits; it is 0 if the
     scale grows. The bracket may be infinite. A step that leaves it, or does not halve the step before last, is replaced
     by a cut.
     """
-    sums, judge, compact, grows = _tail_sums(link, real), _judge(shape, scale.grows, real), shape.compact, scale.grows
+    sums, judge, compact, grows = _tail_sums(link, real), _judge(link, scale.grows, real), link.of.compact, scale.grows
     scale_at, newton_step, split = scale.at, scale.step, scale.split
 
     @per_row
@@ -170,12 +170,12 @@ def _quantiles_of(link: NumbaLink) -> Compiled:
     return quantiles
 
 
-def _search_from_guess_of(scale: Scale, search: Compiled, shape: Shape, real: Real) -> Compiled:
+def _search_from_guess_of(scale: Scale, search: Compiled, compact: bool, real: Real) -> Compiled:
     """``(x, mean, variance, start, k, s, law, bound, known)``: searches from a start or, if that is NaN, from a guess.
 
     Returns LOST if this does not pay.
     """
-    scale_at, threshold, grows, compact = scale.at, scale.threshold, scale.grows, shape.compact
+    scale_at, threshold, grows = scale.at, scale.threshold, scale.grows
 
     @per_row
     def search_from_guess(x, mean, variance, start, k, s, law, bound, known):
@@ -198,11 +198,11 @@ def _search_from_guess_of(scale: Scale, search: Compiled, shape: Shape, real: Re
     return search_from_guess
 
 
-def _search_by_counting_of(scale: Scale, search: Compiled, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+def _search_by_counting_of(scale: Scale, search: Compiled, link: NumbaLink, real: Real) -> Compiled:
     """``(x, k, s, q, u, step)``: a search inside a bracket, see :func:`.numba_counting.encloser`."""
-    enclose, close_gap = encloser(scale, real), gap_closer(scale, link, shape, real)
+    enclose, close_gap = encloser(scale, real), gap_closer(scale, link, real)
     threshold, grows, quantile_of = scale.threshold, scale.grows, link.quantile
-    is_exponential = shape.compact and not shape.reaches_zero
+    is_exponential = link.of.compact and not link.of.reaches_zero
 
     @per_row
     def search_by_counting(x, k, s, q, u, step):
@@ -242,18 +242,18 @@ def _start_of_sample_of(scale: Scale, search_from_guess: Compiled) -> Compiled:
     return start_of_sample
 
 
-def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+def solver(scale: Scale, link: NumbaLink, real: Real) -> Compiled:
     """``(x, k, s, law, sample, known)``: anchor, offset, how the search ends, ``known``.
 
     ``law`` is q, and the centre and the spread of the link. ``known`` has a share k / n, the quantiles there of the
     link and of the normal law, and n times the distance of neighbouring items there, in deviations. These are often the
     same as for the previous row.
     """
-    search = _searcher(scale, link, shape, real)
-    search_from_guess = _search_from_guess_of(scale, search, shape, real)
-    search_by_counting = _search_by_counting_of(scale, search, link, shape, real)
+    search = _searcher(scale, link, real)
+    search_from_guess = _search_from_guess_of(scale, search, link.of.compact, real)
+    search_by_counting = _search_by_counting_of(scale, search, link, real)
     start_of_sample, quantiles = _start_of_sample_of(scale, search_from_guess), _quantiles_of(link)
-    scale_at, grows, reach = scale.at, scale.grows, shape.reach
+    scale_at, grows, reach = scale.at, scale.grows, link.of.reach
 
     @per_row
     def solve(x, k, s, law, sample, known):

@@ -14,14 +14,6 @@ from ..cpu.maths import Real
 from ..links.base_numba import Compiled, NumbaLink
 
 
-class Shape(NamedTuple):
-    """The constants of a link that a loop needs besides its functions."""
-
-    compact: bool
-    reaches_zero: bool
-    reach: float
-
-
 class Place(NamedTuple):
     """The threshold of a row, and the numbers that give its scale."""
 

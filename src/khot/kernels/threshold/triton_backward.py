@@ -46,6 +46,7 @@ from .triton_rows import (
     scores,
     starts,
     store,
+    store_numbers,
     sums_of_chunks,
     tile_of,
 )
@@ -184,8 +185,7 @@ def _differentiate_rows(
     else:
         weight, direct, direct_below = _sums(x_rows, g_rows, length, anchor, off, inverse, a, q, LINK, LOG, TILE)
     if TILE.stage == "step":
-        tl.store(here, weight)
-        tl.store(here + 1, direct)
+        store_numbers(here, (weight, direct))
     else:
         held = tl.maximum(weight, TILE.tiny)
         mean = quotient(direct, held)
@@ -204,7 +204,7 @@ def _differentiate_rows(
         )
         left = quotient(left, held)  # the remainder that rounding of the mean leaves of a zero
         if TILE.stage == "end":
-            _store_levers(here + 2, lever * unit, left * unit, reach)
+            store_numbers(here + 2, (lever * unit, left * unit, reach))
             lever = 0.0 * lever
         elif FLAGGED:  # arranged so that neither z nor the scale makes a product overflow
             root = tl.sqrt(scale * (1.0 / TILE.factor))
@@ -214,13 +214,6 @@ def _differentiate_rows(
             tl.store(at[3] + row, lever.to(tl.float64))
         if not FLAGGED:
             tl.store(at[4] + row, 1 - _is_solved(weight, mean, lever, scale, LINK, TILE).to(tl.int32))
-
-
-@triton.jit
-def _store_levers(at, lever, left, reach):
-    tl.store(at, lever)
-    tl.store(at + 1, left)
-    tl.store(at + 2, reach)
 
 
 def launch_backward(

@@ -31,7 +31,7 @@ from ..gpu.plans import is_split
 from ..gpu.tools import add4, in_shape, on_device, quotient, reciprocal, rows_of
 from ..links.base import Link, link_numbers
 from ..links.base_triton import triton_link, value
-from .contents import check_rows
+from . import exact
 from .triton_flagged import solve
 from .triton_gaps import settle
 from .triton_rows import (
@@ -51,9 +51,10 @@ from .triton_rows import (
     scores,
     starts,
     store,
+    store_numbers,
     tile_of,
 )
-from .triton_search import DONE, GOING, LOST, SPECIAL, advance, first_guess, moments, row_sums, search
+from .triton_search import DONE, GOING, LOST, SPECIAL, advance, row_sums, search_row
 
 SMALL_K = tl.constexpr(0.5)  # a sum so small that no entry reaches 1 when it is scaled to compensate for rounding
 SLIGHT_RATE = tl.constexpr(2.0**-10)  # largest relative correction
@@ -63,11 +64,11 @@ STATE, SUMS = tl.constexpr(8), tl.constexpr(4)  # numbers stored for a split row
 
 
 @triton.jit
-def _row_numbers(row, sizes, k_number, scale_number, stride_k, stride_scale, q_number, TILE: tl.constexpr):
+def _row_numbers(row, sizes, numbers, q_number, TILE: tl.constexpr):
     """k as the nearest integer and a rest, which keeps its digits in float32; the scale of the tile's scores; q."""
-    k = per_row(row, sizes[0], k_number, stride_k)
+    k = per_row(row, sizes[0], numbers[0], numbers[2])
     whole = (k + 0.5).to(tl.int32)
-    scale = per_row(row, sizes[1], scale_number, stride_scale) * TILE.factor
+    scale = per_row(row, sizes[1], numbers[1], numbers[3]) * TILE.factor
     q = tl.full((), q_number, tl.float64).to(TILE.dtype)
     return whole, (k - whole.to(tl.float64)).to(TILE.dtype), scale.to(TILE.dtype), q
 
@@ -119,9 +120,7 @@ def _fill_rows(
     """Threshold and values of rows, or of a chunk of a split row; flags rows that the search does not solve."""
     row = row.to(tl.int64)
     anchor_ptr, offset_ptr, flag_ptr, state_ptr, sums_ptr = at
-    whole, rest, scale, q = _row_numbers(
-        row, sizes, numbers[0], numbers[1], numbers[2], numbers[3], q_number, TILE
-    )  # fmt: skip
+    whole, rest, scale, q = _row_numbers(row, sizes, numbers, q_number, TILE)
     k, x_rows, factor = whole + rest, starts(x_ptr, row, stride_x, TILE), 0.0 * rest + 1.0
     inverse = reciprocal(scale) * LINK.unit
     if TILE.stage == "flagged":
@@ -134,11 +133,7 @@ def _fill_rows(
         factor = _growth(k, total)
         _store_flags(flag_ptr, row, rows, state)
     else:
-        origin, count, total, squares = moments(x_rows, n, TILE)
-        anchor, low, high, density, sound = first_guess(
-            origin, count, total, squares, whole, rest, scale, q, law, LINK, TILE
-        )
-        anchor, off, state = search(x_rows, n, anchor, low, high, density, sound, whole, rest, scale, q, LINK, TILE)
+        anchor, off, state, _, _, _ = search_row(x_rows, n, whole, rest, scale, q, law, LINK, TILE)
         if any_row(state == SPECIAL):
             anchor, off, state = settle(x_rows, n, anchor, off, state, whole, scale, LINK, TILE)
         if (KIND == "mask") and any_row(k < SMALL_K):
@@ -164,12 +159,6 @@ def _store_flags(flag_ptr, row, rows, state):
 
 
 @triton.jit
-def _store_numbers(at, numbers):
-    for i in tl.static_range(len(numbers)):
-        tl.store(at + i, numbers[i])
-
-
-@triton.jit
 def _sums_of_row(at):
     """The sums over a row, from those of its chunks."""
     part = tl.arange(0, PARTS)[None, :]
@@ -189,19 +178,15 @@ def _split_start(
     """The root of a sample of ``length`` entries of each row of n."""
     row, growth = program_rows(tl.num_programs(0), TILE), n / length
     whole, rest, scale, q = _row_numbers(
-        row, sizes, k_number / growth, scale_number, stride_k, stride_scale, q_number, TILE
-    )  # fmt: skip
-    x_rows = starts(sample_ptr, row, length, TILE)
-    origin, count, total, squares = moments(x_rows, length, TILE)
-    guess, low, high, density, sound = first_guess(
-        origin, count, total, squares, whole, rest, scale, q, law, LINK, TILE
+        row, sizes, (k_number / growth, scale_number, stride_k, stride_scale), q_number, TILE
     )
-    anchor, off, _ = search(x_rows, length, guess, low, high, density, sound, whole, rest, scale, q, LINK, TILE)
+    x_rows = starts(sample_ptr, row, length, TILE)
+    anchor, off, _, width, density, sound = search_row(x_rows, length, whole, rest, scale, q, law, LINK, TILE)
     # Moments of a sample give no bracket of the row, but a finite one is enough as long as steps are good.
-    reach = (high - low) * LINK.unit * growth
+    reach = width * growth
     state = tl.where(sound & (tl.abs(anchor) < float("inf")), GOING, LOST)
     numbers = anchor, off, off - reach, off + reach, 2.0 * reach, density * growth, state.to(anchor.dtype)
-    _store_numbers(at[3] + row * STATE, numbers)
+    store_numbers(at[3] + row * STATE, numbers)
 
 
 @triton.jit
@@ -235,9 +220,7 @@ def _split_step(
 ):  # fmt: skip
     """The sums of this program's chunk at the threshold after ``step`` steps, whose numbers are stored."""
     part, row = tl.program_id(0), program_rows(tl.num_programs(1), TILE)
-    whole, rest, scale, q = _row_numbers(
-        row, sizes, k_number, scale_number, stride_k, stride_scale, q_number, TILE
-    )  # fmt: skip
+    whole, rest, scale, q = _row_numbers(row, sizes, (k_number, scale_number, stride_k, stride_scale), q_number, TILE)
     here = step * tl.num_programs(1) + row
     if step == 0:
         anchor, off = tl.load(at[3] + here * STATE), tl.load(at[3] + here * STATE + 1)
@@ -248,7 +231,7 @@ def _split_step(
         )
         if part == 0:
             numbers = anchor, off, low, high, older, density, state.to(anchor.dtype)
-            _store_numbers(at[3] + here * STATE, numbers)
+            store_numbers(at[3] + here * STATE, numbers)
     # A small k is compared with the sum of its mask, even if the row is done.
     if any_row((state == GOING) | ((state == DONE) & (whole + rest < SMALL_K))):
         begin, length = chunk_of(n, TILE)
@@ -256,7 +239,7 @@ def _split_step(
         above, signed, total, slope = row_sums(
             x_rows, length, anchor, off, reciprocal(scale) * LINK.unit, q, LINK, TILE
         )
-        _store_numbers(at[4] + (here * PARTS + part) * SUMS, (above.to(TILE.dtype), signed, total, slope))
+        store_numbers(at[4] + (here * PARTS + part) * SUMS, (above.to(TILE.dtype), signed, total, slope))
 
 
 def launch_forward(
@@ -328,7 +311,7 @@ def _checked(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     y, anchor, offset, flags = launch_forward(x, k, scale, Link.find(link), kind)
     if check and has_invalid(flags):
-        check_rows(x, k, scale, softness)
+        exact.threshold(x, k, scale, link, "mask", softness, True)  # raises the error
     return y, anchor, offset
 
 

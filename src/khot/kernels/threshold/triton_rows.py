@@ -284,6 +284,13 @@ def _store_part(here, y, left, TILE: tl.constexpr):
 
 
 @triton.jit
+def store_numbers(at, numbers):
+    """Writes several numbers of a row one after another."""
+    for i in tl.static_range(len(numbers)):
+        tl.store(at + i, numbers[i])
+
+
+@triton.jit
 def left_of(start, n, TILE: tl.constexpr):
     """The number of columns that are left, this one included."""
     return tl.multiple_of(n - start, 4) if TILE.aligned else n - start

@@ -194,13 +194,19 @@ def advance(
 
 
 @triton.jit
-def search(
-    x_rows, n, anchor, low, high, density, sound, whole, rest, scale, q, LINK: tl.constexpr, TILE: tl.constexpr
-):  # fmt: skip
-    """Anchor, offset in the link's unit, and state of each row, from a first guess and a bracket around it."""
+def search_row(x_rows, n, whole, rest, scale, q, law, LINK: tl.constexpr, TILE: tl.constexpr):
+    """Anchor, offset in the link's unit, and state of each row; the width of the first bracket in the same unit.
+
+    Also the density of the scores at the first guess, and whether there was one.
+    """
+    origin, count, total, squares = moments(x_rows, n, TILE)
+    anchor, low, high, density, sound = first_guess(
+        origin, count, total, squares, whole, rest, scale, q, law, LINK, TILE
+    )
     inverse = reciprocal(scale) * LINK.unit
     low, high, off = low * LINK.unit, high * LINK.unit, 0.0 * low
-    older, steps, state = high - low, 0, tl.where(sound, GOING, LOST)
+    width = high - low
+    older, steps, state = width, 0, tl.where(sound, GOING, LOST)
     while any_row(state == GOING) & (steps < MAX_STEPS):
         above, signed, total, slope = row_sums(x_rows, n, anchor, off, inverse, q, LINK, TILE)
         next_anchor, next_off, next_low, next_high, next_older, next_state = advance(
@@ -211,4 +217,4 @@ def search(
         anchor, off = tl.where(going, next_anchor, anchor), tl.where(going, next_off, off)
         low, high, older, state = next_low, next_high, next_older, tl.where(going, next_state, state)
         steps += 1
-    return anchor, off, state
+    return anchor, off, state, width, density, sound
