@@ -29,7 +29,7 @@ from numba.core.caching import IndexDataCacheFile  # noqa: E402 - skipped before
 from khot.kernels.cpu import cache, maths  # noqa: E402 - skipped before it imports numba
 from khot.kernels.cpu import loops as cpu_loops  # noqa: E402 - skipped before it imports numba
 from khot.kernels.draws.numba_tournament import _tournaments  # noqa: E402 - skipped before it imports numba
-from khot.kernels.order_sampling.numba_draw import _loops as order_draw_loops  # noqa: E402 - skipped before it imports numba
+from khot.kernels.order_sampling.numba_draw import _loop as order_draw_loop  # noqa: E402 - skipped before it imports numba
 
 SOURCE = Path(khot.__file__).parent
 
@@ -423,7 +423,7 @@ def test_expanded_sizes_need_no_other_machine_code():
             order_draw(theta, sizes, 0.0 * sizes, seed, FIRST, 3, torch.float64, "log_exponential"),
             pivotal_draw(torch.full((2, 6), 1 / 3).double(), sizes, seed, FIRST, 3, torch.float64),
         )
-        loops = order_draw_loops("log_exponential")[0], _tournaments
+        loops = order_draw_loop("log_exponential"), _tournaments
         found.append((draws, [len(loop.signatures) for loop in loops]))
     assert found[0][1] == found[1][1]
     assert all(map(torch.equal, found[0][0], found[1][0]))

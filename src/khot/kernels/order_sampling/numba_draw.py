@@ -5,6 +5,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,39 +43,52 @@ NOISES = {"logistic": _odds, "log_exponential": _exponential, "log_uniform": _un
 
 
 @functools.cache
-def _loops(noise: str) -> tuple[Callable[..., int], Callable[..., int]]:
-    """The loops over draws, and over the ranks of draws."""
-    exp_noise = NOISES[noise]
+def _loop(noise: str) -> Callable[..., int]:
     with specialised(noise):
+        return _rows_of(_fill_ranks_of(NOISES[noise]))
 
-        @per_row
-        def fill_ranks(theta, centre, sign, u):
-            for i in range(u.shape[0]):
-                z = min(max(theta[i] - centre, -LARGEST_LOG), LARGEST_LOG)
-                certain = np.float64(theta[i] == np.inf) - np.float64(theta[i] == -np.inf)  # 100 more
-                u[i] = sign * exp_noise(max(u[i], SMALLEST)) * exp(-(z + 100.0 * certain))
 
-        @kernel
-        def rows(first, last, theta, k, centre, seed, first_draw, first_row, first_unit, x):
-            count, n = theta.shape
-            u = np.empty(n)
-            for task in range(first, last):
-                draw, row = task // count, task % count
-                fill_uniform(seed[0], first_draw + draw, first_row + row, first_unit, u)
-                fill_ranks(theta[row], centre[row], -1.0, u)
-                mark_largest(u, k[row], NEAR_ONE, SUSPECT, x[task])
-            return 0
+@functools.cache
+def _ranks_loop(noise: str) -> Callable[..., int]:
+    with specialised(noise):
+        return _ranks_of(_fill_ranks_of(NOISES[noise]))
 
-        @kernel
-        def ranks(first, last, theta, centre, seed, first_draw, first_row, first_unit, rank):
-            count = theta.shape[0]
-            for task in range(first, last):
-                draw, row = task // count, task % count
-                fill_uniform(seed[0], first_draw + draw, first_row + row, first_unit, rank[task])
-                fill_ranks(theta[row], centre[row], 1.0, rank[task])
-            return 0
 
-    return rows, ranks
+def _fill_ranks_of(exp_noise: Any) -> Any:
+    @per_row
+    def fill_ranks(theta, centre, sign, u):
+        for i in range(u.shape[0]):
+            z = min(max(theta[i] - centre, -LARGEST_LOG), LARGEST_LOG)
+            certain = np.float64(theta[i] == np.inf) - np.float64(theta[i] == -np.inf)  # 100 more
+            u[i] = sign * exp_noise(max(u[i], SMALLEST)) * exp(-(z + 100.0 * certain))
+
+    return fill_ranks
+
+
+def _rows_of(fill_ranks: Any) -> Callable[..., int]:
+    def rows(first, last, theta, k, centre, seed, first_draw, first_row, first_unit, x):
+        count, n = theta.shape
+        u = np.empty(n)
+        for task in range(first, last):
+            draw, row = task // count, task % count
+            fill_uniform(seed[0], first_draw + draw, first_row + row, first_unit, u)
+            fill_ranks(theta[row], centre[row], -1.0, u)
+            mark_largest(u, k[row], NEAR_ONE, SUSPECT, x[task])
+        return 0
+
+    return kernel(rows)
+
+
+def _ranks_of(fill_ranks: Any) -> Callable[..., int]:
+    def ranks(first, last, theta, centre, seed, first_draw, first_row, first_unit, rank):
+        count = theta.shape[0]
+        for task in range(first, last):
+            draw, row = task // count, task % count
+            fill_uniform(seed[0], first_draw + draw, first_row + row, first_unit, rank[task])
+            fill_ranks(theta[row], centre[row], 1.0, rank[task])
+        return 0
+
+    return kernel(ranks)
 
 
 def order_draw(
@@ -93,7 +107,7 @@ def order_draw(
     # Contiguous numbers of rows, even for an expanded design, for which the loop would otherwise be compiled again.
     sizes, centres = (v.reshape(-1).contiguous() for v in (k, centre))
     arguments = (v.numpy() for v in (positions, sizes, centres, seed))
-    over_rows(_loops(noise)[0], len(x), STEPS * x.numel(), *arguments, *even_place(first), x.numpy())
+    over_rows(_loop(noise), len(x), STEPS * x.numel(), *arguments, *even_place(first), x.numpy())
     return x.view(draws, *batch, n).to(dtype)
 
 
@@ -102,5 +116,5 @@ def order_ranks(theta: Tensor, centre: Tensor, seed: Tensor, first: Sequence[int
     positions = theta.detach().double().reshape(-1, n).contiguous()
     ranks = positions.new_empty(draws * len(positions), n)
     arguments = (v.numpy() for v in (positions, centre.reshape(-1), seed))
-    over_rows(_loops(noise)[1], len(ranks), STEPS * ranks.numel(), *arguments, *even_place(first), ranks.numpy())
+    over_rows(_ranks_loop(noise), len(ranks), STEPS * ranks.numel(), *arguments, *even_place(first), ranks.numpy())
     return ranks.view(draws, *batch, n)
