@@ -26,10 +26,11 @@ from khot import (
 )
 from khot.constraints import k_hot
 from khot.estimators import unordered_set
-from khot.laws import inverse_newton, inverse_range
+from khot.laws import inverse, inverse_newton
 from khot.laws.conditional_poisson import inclusion_probabilities
+from khot.laws.inverse import solve_logits
 from khot.laws.inverse_newton import RANGE
-from khot.laws.inverse_range import sizes_around, solve_range_logits
+from khot.laws.size_range import sizes_around
 from tests import gof
 from tests.inputs import normal
 
@@ -317,7 +318,7 @@ def test_reinmax_makes_few_trees(monkeypatch, n, sizes):
         evaluations.append(k)
         return RANGE.scores(logits, k)
 
-    monkeypatch.setattr(inverse_range, "RANGE", RANGE._replace(scores=scores))
+    monkeypatch.setattr(inverse, "RANGE", RANGE._replace(scores=scores))
     monkeypatch.setattr(inverse_newton, "_newton", None)  # its systems take longer
     logits = normal(8, n, dtype=torch.float32).requires_grad_()
     torch.manual_seed(0)
@@ -331,7 +332,7 @@ def test_logits_at_every_scale(n, sizes, scale):
     """Rows whose size hardly varies, or is near an end of the range, among ordinary ones."""
     design = ConditionalPoisson(logits=scale * normal(8, n) + torch.linspace(-3, 3, 8).double()[:, None], k=sizes)
     probs, around = design.mean, sizes_around(design.mean, design.k, design.largest_k)
-    found = inclusion_probabilities(solve_range_logits(probs, around), around)
+    found = inclusion_probabilities(solve_logits(probs, around), around)
     tolerance = 1e-7 * probs * (1 - probs) + 1e-15
     assert ((found - probs).abs() <= tolerance).all()
 
@@ -343,14 +344,14 @@ def test_logits_of_given_means():
     middle = (design.sample() + design.mean) / 2
     sizes = sizes_around(middle, design.k, design.largest_k)
     assert torch.unique(torch.stack(sizes), dim=1).shape[1] > 1
-    assert_close(inclusion_probabilities(solve_range_logits(middle, sizes), sizes), middle)
+    assert_close(inclusion_probabilities(solve_logits(middle, sizes), sizes), middle)
     probs = torch.tensor([[0.3, 0.4, 0.6], [0.5, 0.2, 0.3]], dtype=torch.float64, requires_grad=True)
     range_of = sizes_around(probs, torch.tensor([0, 0]), torch.tensor([2, 2]))
-    assert torch.autograd.gradcheck(lambda p: solve_range_logits(p, range_of), probs)
-    assert torch.autograd.gradgradcheck(lambda p: solve_range_logits(p, range_of), probs)
+    assert torch.autograd.gradcheck(lambda p: solve_logits(p, range_of), probs)
+    assert torch.autograd.gradgradcheck(lambda p: solve_logits(p, range_of), probs)
     single = sizes_around(probs[1:], torch.tensor([1]), torch.tensor([2]))
     assert [end.item() for end in single] == [1, 1]
-    solved = solve_range_logits(probs[1:], single)
+    solved = solve_logits(probs[1:], single)
     assert_close(solved, ConditionalPoisson(probs=probs[1:]).logits)
     weight = normal(1, 3)
     weight = weight - weight.mean()
@@ -358,6 +359,15 @@ def test_logits_of_given_means():
         torch.autograd.grad((solved * weight).sum(), probs)[0],
         torch.autograd.grad((ConditionalPoisson(probs=probs[1:]).logits * weight).sum(), probs)[0],
     )
+
+
+def test_derivatives_of_logits_in_both_modes():
+    """In one batch a row of a single size, where only differences of the logits matter, and one of a range."""
+    probs = torch.tensor([[0.5, 0.2, 0.3], [0.3, 0.4, 0.6]], dtype=torch.float64, requires_grad=True)
+    sizes = sizes_around(probs, torch.tensor([1, 1]), torch.tensor([2, 2]))
+    assert (sizes.low == sizes.high).tolist() == [True, False]
+    assert torch.autograd.gradcheck(lambda p: solve_logits(p, sizes), probs, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(lambda p: solve_logits(p, sizes), probs, check_fwd_over_rev=True)
 
 
 PRIOR = normal(2, 5)

@@ -206,7 +206,7 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "marked_count_draw": [lambda: (*marked(), SEED, [1, 2, 4], 50, torch.float32)],
 }
 # Solves of laws, which have one way to compute them and tests of their own, and functions of contents in graphs.
-OF_LAWS = {"covariance_solve", "range_covariance_solve", "solve_logits", "solve_range_logits"}
+OF_LAWS = {"covariance_solve", "solve_logits"}
 
 
 def runs_here(option: registry.Backend) -> bool:

@@ -17,8 +17,8 @@ from khot.distributions.base import column, draw
 from khot.distributions.design import Relaxation
 from khot.kernels.links.base import Link
 from khot.laws.conditional_poisson import inclusion_probabilities, times_covariance
-from khot.laws.inverse import times_covariance_at
-from khot.laws.inverse_range import sizes_around, solve_range_logits
+from khot.laws.inverse import solve_logits, times_covariance_at
+from khot.laws.size_range import sizes_around
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.linked import link_of
 
@@ -193,7 +193,7 @@ def _covariance_tangent(design: ConditionalPoisson) -> _Tangent:
 def _pull_back_covariance(g: Tensor, probs: Tensor, k: Tensor, largest_k: Tensor | None = None) -> Tensor:
     if largest_k is not None:
         sizes = sizes_around(probs, k, largest_k)
-        return 2 * times_covariance(g.double(), solve_range_logits(probs, sizes), sizes).to(g.dtype)
+        return 2 * times_covariance(g.double(), solve_logits(probs, sizes), sizes).to(g.dtype)
     return 2 * times_covariance_at(probs, k, g).to(g.dtype)
 
 

@@ -3,10 +3,13 @@
 Differentiable by the implicit function theorem: the Jacobian of the inclusion probabilities is the covariance C of the
 k-hot vector, so the change of the logits is the pseudo-inverse of C times the change of the probabilities. The code
 that solves for the logits, and systems in C, is in :mod:`.inverse_newton`, or in a kernel.
+
+C is not singular if the size varies. At a single size, only differences of the logits and of the solutions matter. Rows
+of a range may also have a single size, ``low == high``.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -33,15 +36,18 @@ from .inverse_newton import (
     CONDITIONAL_POISSON,
     FAMILIES,
     NO_SUM,
+    RANGE,
     Family,
     centred,
     solve_scores,
     solve_system,
     without_mean,
 )
+from .size_range import SizeRange
 from .tilted_tree import SLAB, Size
 
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
+NO_VARIANCE = 1e-30  # a probability below this counts as 0 if the size varies: nothing else depends on its unit
 CERTAIN = 1e-150  # a probability this close to 1 counts as 1, before its products with the remainder underflow
 WIDE = 30.0  # log-odds beyond which loops leave a row, since its small probabilities would have fewer digits there
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
@@ -49,7 +55,7 @@ ROUNDING = 0.01  # of the precision of the given probabilities: digits that they
 
 
 def solve_logits(
-    probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_POISSON, log_odds: Tensor | None = None
+    probs: Tensor, k: Size, family: Family = CONDITIONAL_POISSON, log_odds: Tensor | None = None
 ) -> Tensor:
     """Logits of the design of size k, conditional Poisson by default, whose inclusion probabilities are ``probs``.
 
@@ -59,15 +65,16 @@ def solve_logits(
     the others digits.
 
     Args:
-        probs: ``(*batch, n)`` in [0, 1] with sum k, up to rounding.
-        k: Size of the subsets, int or integer tensor that broadcasts with the batch shape.
-        family: The family of designs.
+        probs: ``(*batch, n)`` in [0, 1] with sum k, up to rounding, or with a sum in the range k.
+        k: Size of the subsets, int or integer tensor that broadcasts with the batch shape; or a range of such
+            tensors, as :func:`.size_range.sizes_around` returns it.
+        family: The family of designs; for a range the conditional Poisson designs.
         log_odds: Float64 log-odds of the unrounded ``probs``, if they are known. Derivatives are then with respect to
             them.
 
     Returns:
-        ``(*batch, n)`` float64. ``-inf`` where a probability is 0 (or below 1e-250) and ``+inf`` where it is 1, both
-        without gradient; the others have mean 0.
+        ``(*batch, n)`` float64. ``-inf`` where a probability is 0 (or below 1e-250, or 1e-30 if the size varies) and
+        ``+inf`` where it is 1, both without gradient; the others have mean 0 if the size does not vary.
 
     Raises:
         RuntimeError: If the iteration does not converge.
@@ -76,12 +83,12 @@ def solve_logits(
         [1] Chen, Dempster, Liu (1994), "Weighted finite population sampling to maximize entropy", Biometrika 81(3):
             proof of existence and uniqueness.
     """
-    if isinstance(k, Tensor):
-        k = k.expand(probs.shape[:-1])
+    ends = k if isinstance(k, SizeRange) else (k, None)
+    low, high = [end.expand(probs.shape[:-1]) if isinstance(end, Tensor) else end for end in ends]
     goal = max(family.goal, ROUNDING * torch.finfo(probs.dtype).eps)
     if log_odds is None:
-        return cast(Tensor, _apply_solve(probs.double(), k, family.name, goal, None))
-    return cast(Tensor, _apply_solve(sigmoid(log_odds), k, family.name, goal, log_odds.detach()))
+        return cast(Tensor, _apply_solve(probs.double(), low, high, family.name, goal, None))
+    return cast(Tensor, _apply_solve(sigmoid(log_odds), low, high, family.name, goal, log_odds.detach()))
 
 
 def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor) -> Tensor:
@@ -103,70 +110,82 @@ def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor) -> Tensor:
 
 class _SolveLogits(Function):
     @staticmethod
-    def forward(probs: Tensor, k: int | Tensor, family: str, goal: float, log_odds: Tensor | None) -> Tensor:
-        return cast(Tensor, _solve(probs, *_tensor_or_int(k), family, goal, log_odds))
+    def forward(
+        probs: Tensor, low: int | Tensor, high: Tensor | None, family: str, goal: float, log_odds: Tensor | None
+    ) -> Tensor:
+        return cast(Tensor, _solve(probs, *_tensor_or_int(low), high, family, goal, log_odds))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        probs, ctx.k, ctx.family, ctx.goal, _ = inputs
+        probs, *ctx.design, _ = inputs
         ctx.save_for_backward(output, probs)
         ctx.save_for_forward(output, probs)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         logits, probs = ctx.saved_tensors
-        return _pull_back(logits, probs, ctx.k, ctx.family, ctx.goal, grad_output), None, None, None, None
+        return _pull_back(logits, probs, ctx.design, grad_output), None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
         return _apply_solve(*move_batch_first(info.batch_size, in_dims, args)), 0
 
 
-def _pull_back(logits: Tensor, probs: Tensor, k: int | Tensor, family: str, goal: float, grad_logits: Tensor) -> Tensor:
-    """The gradient in ``probs`` for a given gradient in the logits, which has mean 0.
+def _pull_back(logits: Tensor, probs: Tensor, design: Sequence[Any], grad_logits: Tensor) -> Tensor:
+    """The gradient in ``probs`` for a given gradient in the logits, which has mean 0 in rows of a single size.
 
     The gradient is a solution of the system as it stands where D is pi (1 - pi); only its derivatives need the system.
     """
+    _, _, family, goal = design
     if family == CONDITIONAL_POISSON.name and not torch.is_grad_enabled():
-        return cast(Tensor, _apply_covariance_solve(logits, grad_logits, k, family, goal))
+        return cast(Tensor, _apply_covariance_solve(logits, grad_logits, *design))
     interior = logits.isfinite()
-    b = without_mean(grad_logits.masked_fill(~interior, 0.0), interior, goal)
-    return centred(_apply_covariance_solve(logits, b, k, family, goal), interior, probs * (1 - probs))
+    b = grad_logits.masked_fill(~interior, 0.0)
+    b = _if_single(design, without_mean(b, interior, goal), b)
+    v = _apply_covariance_solve(logits, b, *design)
+    return _if_single(design, centred(v, interior, probs * (1 - probs)), v)
+
+
+def _if_single(design: Sequence[Any], x: Tensor, otherwise: Tensor) -> Tensor:
+    """x in rows of a single size."""
+    low, high, *_ = design
+    return x if high is None else torch.where((low == high)[..., None], x, otherwise)
 
 
 class _CovarianceSolve(Function):
-    """v with C v = b over the finite logits, for b with sum 0 there; v is 0 elsewhere.
+    """v with C v = b over the finite logits, for b with sum 0 there if the size is single; v is 0 elsewhere.
 
-    The constant up to which v is determined is chosen so that sum D v = 0, with D the diagonal of C. A nonzero sum of
-    b is removed: in proportion to D if it is rounding, which corresponds to a symmetric matrix times b, else evenly.
+    The constant up to which v is then determined is chosen so that sum D v = 0, with D the diagonal of C. A nonzero sum
+    of b is removed: in proportion to D if it is rounding, which corresponds to a symmetric matrix times b, else evenly.
     """
 
     @staticmethod
-    def forward(logits: Tensor, b: Tensor, k: int | Tensor, family: str, goal: float) -> Tensor:
-        return cast(Tensor, solve_covariance(logits, b, *_tensor_or_int(k), family, goal))
+    def forward(logits: Tensor, b: Tensor, low: int | Tensor, high: Tensor | None, family: str, goal: float) -> Tensor:
+        return cast(Tensor, _solve_covariance(logits, b, *_tensor_or_int(low), high, family, goal))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        logits, _, ctx.k, ctx.family, ctx.goal = inputs
+        logits, _, *ctx.design = inputs
         ctx.save_for_backward(logits, output)
         ctx.save_for_forward(logits, output)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         logits, v = ctx.saved_tensors
-        u = _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family, ctx.goal)
-        change = third_order(ctx.family, logits, ctx.k, v)
-        return -change(u), u, None, None, None  # dv = C^-1 (db - dC v), up to a constant
+        u = _apply_covariance_solve(logits, grad_output, *ctx.design)
+        change = _third_order(logits, v, ctx.design)
+        return -change(u), u, None, None, None, None  # dv = C^-1 (db - dC v), up to a constant
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
         return _apply_covariance_solve(*move_batch_first(info.batch_size, in_dims, args)), 0
 
 
-def third_order(family: str, logits: Tensor, k: Size, v: Tensor) -> Callable[[Tensor], Tensor]:
+def _third_order(logits: Tensor, v: Tensor, design: Sequence[Any]) -> Callable[[Tensor], Tensor]:
     """The derivative of C v in the logits, a symmetric matrix, as a map."""
-    mean = FAMILIES[family].mean
-    return pull_back(lambda t, k: pull_back(mean, t, k)[1](v), logits, k)[1]
+    low, high, family, _ = design
+    mean, size = FAMILIES[family].mean, low if high is None else SizeRange(low, high)
+    return pull_back(lambda t, k: pull_back(mean, t, k)[1](v), logits, size)[1]
 
 
 def _solve_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor:
@@ -175,16 +194,17 @@ def _solve_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor
     weight = (probs * (1 - probs)).masked_fill(~interior, 0.0)
     total = weight.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
     b = dprobs.masked_fill(~interior, 0.0)
-    b = b - weight * (b.sum(-1, keepdim=True) / total)  # by the shift that keeps the sum
-    return centred(_apply_covariance_solve(logits, b, ctx.k, ctx.family, ctx.goal), interior)
+    b = _if_single(ctx.design, b - weight * (b.sum(-1, keepdim=True) / total), b)  # by the shift that keeps the sum
+    v = _apply_covariance_solve(logits, b, *ctx.design)
+    return _if_single(ctx.design, centred(v, interior), v)
 
 
 def _covariance_solve_jvp(ctx: Any, saved: list[Tensor], dlogits: Tensor | None, db: Tensor | None, *_: Any) -> Tensor:
     logits, v = saved
     change = torch.zeros_like(v) if db is None else db
     if dlogits is not None:
-        change = change - third_order(ctx.family, logits, ctx.k, v)(dlogits)
-    return cast(Tensor, _apply_covariance_solve(logits, change, ctx.k, ctx.family, ctx.goal))
+        change = change - _third_order(logits, v, ctx.design)(dlogits)
+    return cast(Tensor, _apply_covariance_solve(logits, change, *ctx.design))
 
 
 _apply_solve = with_forward_mode(_SolveLogits, _solve_jvp)
@@ -211,15 +231,29 @@ def _tensor_or_int(k: int | Tensor) -> tuple[Tensor | None, int | None]:
     return (k, None) if isinstance(k, Tensor) else (None, k)
 
 
+def _like_first(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def _covariance_solution(
     logits: Tensor,
     b: Tensor,
     k: Tensor | None,
     size: int | None,
+    high: Tensor | None,
     family: str,
     goal: float,
 ) -> Tensor:
     """The v of :class:`_CovarianceSolve`."""
+    tolerance = max(CG_TOLERANCE, goal)
+    if high is not None:
+        return _by_kind(
+            lambda k, logits, b: _covariance_solution(logits, b, k, None, None, family, goal),
+            lambda sizes, logits, b: solve_system(logits, b, sizes, RANGE, tolerance, None),
+            SizeRange(cast(Tensor, k), high),
+            logits,
+            b,
+        )
 
     def of_rows(k: "int | Tensor", logits: Tensor, b: Tensor) -> Tensor:
         solved_for = FAMILIES[family]
@@ -228,7 +262,6 @@ def _covariance_solution(
         b = without_mean(b.masked_fill(~interior, 0.0), interior, goal)
         return solve_system(logits, b, k, solved_for, tolerance, scores)
 
-    tolerance = max(CG_TOLERANCE, goal)
     if not _has_kernel(logits, family):
         return _by_rows(of_rows, _either(k, size), logits, b)
     rows, right, sizes = _flat(logits), _flat(b), _sizes(logits, k, size)
@@ -239,29 +272,34 @@ def _covariance_solution(
     return v.view(logits.shape)
 
 
-def _like_right_side(logits: Tensor, b: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(b, memory_format=torch.contiguous_format)
-
-
-solve_covariance = Operator("covariance_solve", _covariance_solution, fake=_like_right_side, batch=False)
+_solve_covariance = Operator("covariance_solve", _covariance_solution, fake=_like_first, batch=False)
 
 
 def _solution(
     probs: Tensor,
     k: Tensor | None,
     size: int | None,
+    high: Tensor | None,
     family: str,
     goal: float,
     log_odds: Tensor | None,
 ) -> Tensor:
     """:func:`solve_logits`, without derivatives."""
+    # Not `logit`, which wakes torch's threads even for a few numbers.
+    given = probs.log() - torch.log1p(-probs) if log_odds is None else log_odds
+    if high is not None:
+        least, solved_for = math.log(NO_VARIANCE), RANGE._replace(goal=goal)
+        return _by_kind(
+            lambda k, given: _solution(given, k, None, None, family, goal, given),
+            lambda sizes, given: solve_scores(given.masked_fill(given < least, -torch.inf), sizes, solved_for),
+            SizeRange(cast(Tensor, k), high),
+            given,
+        )
     solved_for = FAMILIES[family]._replace(goal=goal)
 
     def of_rows(k: "int | Tensor", given: Tensor) -> Tensor:
         return solve_scores(_target(given, k), k, solved_for)
 
-    # Not `logit`, which wakes torch's threads even for a few numbers.
-    given = probs.log() - torch.log1p(-probs) if log_odds is None else log_odds
     if not _has_kernel(given, family):
         return _by_rows(of_rows, _either(k, size), given)
     rows, sizes = _flat(given), _sizes(given, k, size)
@@ -286,11 +324,20 @@ def _sizes(x: Tensor, k: Tensor | None, size: int | None) -> Tensor:
     return x.new_full((x.numel() // x.shape[-1],), cast(int, size), dtype=torch.long) if k is None else k.reshape(-1)
 
 
-def _like_probs(probs: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(probs, memory_format=torch.contiguous_format)
+_solve = Operator("solve_logits", _solution, fake=_like_first, batch=False)
 
 
-_solve = Operator("solve_logits", _solution, fake=_like_probs, batch=False)
+def _by_kind(
+    of_size: Callable[..., Tensor], of_range: Callable[..., Tensor], sizes: SizeRange, *arguments: Tensor
+) -> Tensor:
+    """``of_size(k, *arguments)`` in the rows of a single size, and ``of_range(sizes, *arguments)`` in the others."""
+    low, high = (cast(Tensor, end) for end in sizes)
+    single, found = low == high, _like_first(*arguments)
+    if single.any():
+        found[single] = of_size(low[single], *(x[single] for x in arguments))
+    if not single.all():
+        found[~single] = of_range(SizeRange(low[~single], high[~single]), *(x[~single] for x in arguments))
+    return found
 
 
 def _by_rows(function: Callable[..., Tensor], k: int | Tensor, *arguments: Tensor) -> Tensor:

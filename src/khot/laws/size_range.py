@@ -19,6 +19,8 @@ from khot._contents import can_look
 from khot.kernels.count.range_tree import Totals
 from khot.kernels.threshold import solve_threshold
 
+SUM_ROUNDING = 1e-12  # of a sum of probabilities
+
 
 class SizeRange(NamedTuple):
     """The sizes from ``low`` to ``high``, ``0 <= low <= high <= n``; both ints or both integer tensors."""
@@ -62,3 +64,14 @@ def centred(logits: Tensor, low: Tensor, high: Tensor) -> Centred:
     outside = (end != mean) & (certain < possible)
     shift = -solve_threshold(logits, torch.where(outside, target, mean)).nan_to_num(0.0, 0.0, 0.0)
     return Centred(shift.masked_fill(~outside, 0.0), end.round().long(), low, high)
+
+
+def sizes_around(probs: Tensor, low: Tensor, high: Tensor) -> SizeRange:
+    """The range of sizes of a law with these inclusion probabilities; a single end, if their sum rounds to it.
+
+    In a wider range, no finite logits have this mean; with that end alone, they do.
+    """
+    total = probs.detach().double().sum(-1)
+    rounding = SUM_ROUNDING * total.clamp(min=1.0)
+    at_low, at_high = total <= low + rounding, total >= high - rounding
+    return SizeRange(torch.where(at_high & ~at_low, high, low), torch.where(at_low, low, high))
