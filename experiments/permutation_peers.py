@@ -21,9 +21,9 @@ Protocol: as in permutation.py, but with a larger network of two strided convolu
 alike. The learning rate, 3e-3 rather than 1e-3, was chosen by the validation scores of the soft permutation on MNIST,
 n = 5, seed 100. The network and the number of steps are ours, not the paper's.
 
-On MNIST the soft permutation sorts most sequences of 3 and of 5 images, but with three seeds these differences are
-open. Of 7 and of 9 images the sorting network sorts most, with three seeds: 66.5 % against 61.5, and 56 against 46; so
-it does of 15 images, with two seeds: 33 % against 21.
+On MNIST, with three seeds, the soft permutation sorts most sequences of 3 and of 5 images, but these differences are
+open. Of 7 and of 9 images the sorting network sorts most: 66.5 % against 61.5, and 56 against 46. Of 15 images its 29 %
+against 20 are open.
 """
 
 import importlib.util
