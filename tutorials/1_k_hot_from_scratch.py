@@ -296,7 +296,8 @@ figure.colorbar(shown)
 #
 # * Replace ``score_function`` with ``straight_through`` or ``khot.reinmax`` in the loop. Which one needs the fewest
 #   steps?
-# * Let the items cost 6.5 in total. Several choices do. Does the model learn one of them, or a mixture of all?
+# * Let the three items cost 6.5 in total. Several choices cost exactly that. Does the model learn one of them, or a
+#   mixture of all?
 # * Replace the logistic function with another step, such as ``torch.distributions.Normal(0, 1).cdf``. You get
 #   ``khot.normal_topk``. What changes in the Jacobian?
 #

@@ -190,8 +190,8 @@ report("k = 3, dead units revived", train(Autoencoder(TopK(3, n=UNITS, dead_afte
 #
 # Our vectors have 1 to 5 parts, but every code has 3 units: too many for some, too few for others. ``BatchTopK`` keeps
 # the 3 · 256 largest activations *of the batch*, so that a vector of five parts may have five units and a vector of one
-# part makes do with one. In evaluation a threshold, learned along the way, takes the place of the batch. Then each
-# vector is encoded on its own.
+# part makes do with one. In evaluation mode a threshold, learned during training, replaces the comparison within the
+# batch. Then each vector is encoded on its own.
 flexible = train(Autoencoder(BatchTopK(3)))
 report("BatchTopK", flexible)
 

@@ -192,8 +192,8 @@ axis.legend()
 
 # %%
 # For other losses the verdict is the opposite. In the first tutorial, whose loss is a parabola, ``reinmax`` has nearly
-# no bias and a fraction of the noise. Use it if your loss is smooth and harmless between the k-hot vectors, as most
-# networks that read ``x * inputs`` are.
+# no bias and a fraction of the noise. Use it if your loss is smooth and well behaved between the k-hot vectors, like
+# most networks that take ``x * inputs``.
 #
 # A loss without a derivative
 # ---------------------------
