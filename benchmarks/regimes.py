@@ -90,7 +90,7 @@ def descending(isotonic: Operation) -> Operation:
 WITH_K = [
     khot.topk_mask, khot.topk_threshold, khot.sigmoid_topk, khot.lapsum_topk, khot.normal_topk, khot.capped_softmax,
     khot.transport_topk, khot.straight_through_topk, khot.log_sigmoid_topk, khot.log_lapsum_topk,
-    khot.rescaled_sigmoid_topk, khot.successive_softmax_topk, khot.sorted_transport_topk,
+    khot.successive_softmax_topk, khot.sorted_transport_topk,
 ]  # fmt: skip
 SPARSE = [khot.sparse_topk, khot.sparse_topk_signed, khot.sparse_topk_magnitude]
 WITHOUT_K = [

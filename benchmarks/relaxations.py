@@ -44,7 +44,6 @@ OTHERS: dict[str, Map] = {
     "sparse_topk_magnitude p=2": khot.sparse_topk_magnitude,
     "sparse_topk_magnitude p=4/3": partial(khot.sparse_topk_magnitude, p=4 / 3),
     "sparse_topk_signed p=2": khot.sparse_topk_signed,
-    "rescaled_sigmoid_topk": khot.rescaled_sigmoid_topk,
     "soft_rank": lambda x, k: khot.soft_rank(x),
     "soft_sort": lambda x, k: khot.soft_sort(x),
 }
@@ -140,7 +139,7 @@ def all_maps(seconds: float) -> list[Row]:
         for name, function in maps.items():
             ratio = both[name].median / both["sigmoid_topk"].median
             megabytes = peak_bytes(partial(forward_backward, function, leaf, k, grad)) / 2**20
-            is_mask = name in MASKS | FOR_SMALL_K or name == "rescaled_sigmoid_topk"
+            is_mask = name in MASKS | FOR_SMALL_K
             lost = ((hard - (x * function(x, k)).sum(-1)) / hard).mean().item() if is_mask else None
             times = (forward[name].median * 1e3, both[name].median * 1e3)
             loss = "" if lost is None else f"{lost:.3f}"
@@ -196,7 +195,7 @@ def at_half(seconds: float) -> list[Row]:
 
     others = peers()
     maps = MASKS | OTHERS | others
-    are_masks = {*MASKS, "rescaled_sigmoid_topk", *(name for name in others if "difftopk" in name)}
+    are_masks = {*MASKS, *(name for name in others if "difftopk" in name)}
     rows: list[Row] = []
     measured: dict[str, list[tuple[int, float, float, float]]] = {name: [] for name in maps}
     for n in (10**e for e in range(1, 8)):

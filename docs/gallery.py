@@ -32,7 +32,6 @@ MASKS: dict[str, Callable[..., Tensor]] = {
     "sparse_topk, p = 4/3": partial(khot.sparse_topk, p=4 / 3),
     "transport_topk": khot.transport_topk,
     "successive_softmax_topk": khot.successive_softmax_topk,
-    "rescaled_sigmoid_topk": khot.rescaled_sigmoid_topk,
 }
 VALUES: dict[str, Callable[..., Tensor]] = {
     "sparse_topk_magnitude, p = 2": khot.sparse_topk_magnitude,

@@ -8,7 +8,7 @@ image of a minibatch is masked by a draw of its own, and the loss is the cross-e
 drawn from the logits, and in the gradient that it carries back to them:
 
     Xie & Ermon      top-k of logits + Gumbel noise, gradient of successive_softmax_topk of the same
-    NCPSS            iterated Poisson sampling at rescaled_sigmoid_topk, straight-through
+    NCPSS            iterated Poisson sampling at sigmoids scaled to sum to k, straight-through
     SIMPLE           StraightThrough on ConditionalPoisson
     Gumbel-sigma_k   top-k of logits + Gumbel noise, gradient of sigmoid_topk of the same
     pi-ST            StraightThrough on Pivotal, whose inclusion probabilities are sigmoid_topk
@@ -47,7 +47,6 @@ from khot import (
     ReinMax,
     RelaxedKHotStraightThrough,
     StraightThrough,
-    rescaled_sigmoid_topk,
     straight_through_value,
     successive_softmax_topk,
     topk_mask,
@@ -133,8 +132,15 @@ def iterated_poisson(probs: Tensor, k: int | Tensor) -> Tensor:
         value = (value - torch.bernoulli(share.clamp(max=1))).abs()
 
 
+def rescaled_sigmoid(logits: Tensor, k: int) -> Tensor:
+    """The inclusion probabilities of NCPSS: sigmoids, scaled up or down so that they sum to k."""
+    probs = torch.sigmoid(logits)
+    total, n = probs.sum(-1, keepdim=True), logits.shape[-1]
+    return torch.where(total >= k, k * probs / total, 1 - (n - k) * (1 - probs) / (n - total))
+
+
 def ncpss(logits: Tensor, k: int, draws: int, temperature: float) -> Tensor:
-    probs = rescaled_sigmoid_topk(logits, k)
+    probs = rescaled_sigmoid(logits, k)
     value = iterated_poisson(probs.detach().clamp(0, 1).expand(draws, -1), k)
     return straight_through_value(value, probs)
 

@@ -11,7 +11,7 @@ decoder are perceptrons. Model and guide are Pyro's; the rows differ only in the
 hard k-hot vectors:
 
     Xie & Ermon      top-k of logits + Gumbel noise, gradient of k successive softmaxes of them
-    NCPSS            iterated Poisson sampling at rescaled_sigmoid_topk, straight-through
+    NCPSS            iterated Poisson sampling at sigmoids scaled to sum to k, straight-through
     Gumbel-sigma_k   top-k as in the first row, gradient of sigmoid_topk: RelaxedKHotStraightThrough in model and guide
     SIMPLE           StraightThrough on ConditionalPoisson
     pi-ST            StraightThrough on Pivotal, whose draws are scored by the ConditionalPoisson of the same marginals
@@ -56,7 +56,7 @@ from torch.distributions import kl_divergence
 from torch.types import _size as SizeLike
 
 from common import Table, experiment_parser, minibatches, parse, save_figure
-from feature_selection_methods import iterated_poisson
+from feature_selection_methods import iterated_poisson, rescaled_sigmoid
 from image_data import Labelled, load_split
 from khot import (
     ConditionalPoisson,
@@ -65,7 +65,6 @@ from khot import (
     RelaxedKHot,
     RelaxedKHotStraightThrough,
     StraightThrough,
-    rescaled_sigmoid_topk,
     sigmoid_topk,
     straight_through_value,
     successive_softmax_topk,
@@ -211,12 +210,12 @@ class IteratedPoisson(Pivotal):
 
 
 def ncpss(logits: Tensor, k: int, temperature: float) -> StraightThrough:
-    probs = rescaled_sigmoid_topk(logits, k)
+    probs = rescaled_sigmoid(logits, k)
     return StraightThrough(IteratedPoisson(probs=probs, k=k), log_prob=ConditionalPoisson(probs=probs, k=k))
 
 
 def ncpss_entropic(logits: Tensor, k: int, temperature: float) -> StraightThrough:
-    return StraightThrough(ConditionalPoisson(probs=rescaled_sigmoid_topk(logits, k), k=k))
+    return StraightThrough(ConditionalPoisson(probs=rescaled_sigmoid(logits, k), k=k))
 
 
 def gumbel(logits: Tensor, k: int, temperature: float) -> RelaxedKHotStraightThrough:
@@ -243,7 +242,7 @@ METHODS = {
     FIRST: Method(first_order, uniform, tested=entropic),
     SECOND: Method(second_order, uniform, tested=entropic),
     GUMBEL: Method(gumbel, gumbel),
-    NCPSS: Method(ncpss, uniform, marginals=rescaled_sigmoid_topk, tested=ncpss_entropic),
+    NCPSS: Method(ncpss, uniform, marginals=rescaled_sigmoid, tested=ncpss_entropic),
     XIE_ERMON: Method(perturbed, perturbed, read=successive),
 }
 

@@ -118,7 +118,6 @@ MAPS = [
     AnyMap(khot.permutahedron_rank),
     AnyMap(khot.permutahedron_sort, slow=True),
     AnyMap(khot.successive_softmax_topk, with_sum(2)),
-    AnyMap(khot.rescaled_sigmoid_topk, with_sum(2.5)),
     AnyMap(khot.topk_threshold, with_sum(2.5)),
     AnyMap(khot.topk_threshold, lambda f, x, s: f(x, 2, relaxation=khot.topk_mask), "hard", slow=True),
     AnyMap(khot.straight_through_topk, with_sum(2)),

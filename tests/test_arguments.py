@@ -169,7 +169,6 @@ CALLS |= {
     "horvitz_thompson": call(
         khot.horvitz_thompson, {"design": DESIGN, "value": DRAWS, "y": LOGITS}, value="vector", y="values"
     ),
-    "rescaled_sigmoid_topk": call(khot.rescaled_sigmoid_topk, {**X, "k": 2}),
     "successive_softmax_topk": call(khot.successive_softmax_topk, {**X, "k": 2}, k="size"),
     "capped_simplex_map": call(khot.capped_simplex_map, {**X, "k": 2, "link": khot.Logistic()}),
     "sorted_transport_topk": call(khot.sorted_transport_topk, {**X, "k": 2}, k="columns"),

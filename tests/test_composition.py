@@ -8,7 +8,6 @@ from khot import (
     RaoBlackwellStraightThrough,
     ReinMax,
     StraightThrough,
-    rescaled_sigmoid_topk,
     sigmoid_topk,
 )
 from tests import gof
@@ -16,7 +15,6 @@ from tests.maps import RELAXATIONS
 from tests.registry import DESIGNS
 
 MAPS = {case.name: case.map for case in RELAXATIONS}
-MAPS["rescaled_sigmoid_topk"] = rescaled_sigmoid_topk
 HAVE_SLOPE = {case.name for case in RELAXATIONS if not case.compact}
 SCORES = torch.tensor([[2.0, 0.3, -1.0, 0.5, 1.1, -0.2], [0.1, 0.0, 0.2, -0.1, 3.0, 0.05]], dtype=torch.float64)
 

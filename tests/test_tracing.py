@@ -103,7 +103,6 @@ MAPS |= {
     "isotonic_lp": lambda x, s: khot.isotonic_lp(x, descending(x.detach()), 1.5, s),
     "successive_softmax_topk": lambda x, s: khot.successive_softmax_topk(x, 2, s),
     "sorted_transport_topk": lambda x, s: khot.sorted_transport_topk(x, 2, s),
-    "rescaled_sigmoid_topk": lambda x, s: khot.rescaled_sigmoid_topk(x, 2, s),
     "straight_through_topk": lambda x, s: khot.straight_through_topk(x, 2, s),
     "perturbed_topk": lambda x, s: perturbed_topk(x, 2, s.detach(), num_samples=5),
     "topk_mask": lambda x, s: khot.topk_mask(x, 2) * s,

@@ -20,7 +20,6 @@ MAPS |= {
     "sparse_topk_signed": lambda x, dim: khot.sparse_topk_signed(x, 0.7, p=1.5, dim=dim),
     "sparse_topk_magnitude": lambda x, dim: khot.sparse_topk_magnitude(x, 0.7, p=1.5, dim=dim),
     "successive_softmax_topk": lambda x, dim: khot.successive_softmax_topk(x, 1, dim=dim),
-    "rescaled_sigmoid_topk": lambda x, dim: khot.rescaled_sigmoid_topk(x, 0.7, dim=dim),
     "soft_rank": lambda x, dim: khot.soft_rank(x, dim=dim),
     "soft_sort": lambda x, dim: khot.soft_sort(x, descending=True, dim=dim),
     "soft_count": lambda x, dim: khot.soft_count(x, torch.tensor([-0.3, 0.9], dtype=x.dtype), dim=dim),

@@ -11,7 +11,6 @@ from tests.maps import LINKED, ODD_MAPS, RELAXATIONS
 MASKS = {case.name: case.map for case in [*RELAXATIONS, *LINKED, *ODD_MAPS]}
 MASKS |= {case.log.__name__: case.log for case in RELAXATIONS if case.log}
 MASKS |= {
-    "rescaled_sigmoid_topk": khot.rescaled_sigmoid_topk,
     "straight_through_topk": khot.straight_through_topk,
 }
 WHOLE = {
@@ -105,7 +104,7 @@ def test_adjacent_axes_are_a_view(dim):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["sigmoid_topk", "topk_mask", "sparse_topk_signed_two", "rescaled_sigmoid_topk"])
+@pytest.mark.parametrize("name", ["sigmoid_topk", "topk_mask", "sparse_topk_signed_two"])
 def test_errors(name, dim, error, message):
     with pytest.raises(error, match=message):
         EVERY[name](X, 1, 0.7, dim=dim)

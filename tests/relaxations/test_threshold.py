@@ -118,7 +118,6 @@ def test_shapes(relaxation):
 @pytest.mark.parametrize(
     "relaxation",
     [
-        khot.rescaled_sigmoid_topk,
         khot.successive_softmax_topk,
         khot.sparse_topk_magnitude,
         khot.sorted_transport_topk,

@@ -8,8 +8,6 @@ from khot import fenchel_young_topk_loss, topk_cross_entropy
 from tests.every_map import MAPS, quick_first
 from tests.inputs import normal
 
-BASELINES = ("successive_softmax_topk", "rescaled_sigmoid_topk")
-
 
 def softnesses(x):
     """A number, one for all rows, one for each."""
@@ -58,7 +56,11 @@ def test_shapes_of_maps_and_gradients(case, calls):
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=case.name, marks=[] if case.name in ("topk_mask", *BASELINES) else [pytest.mark.slow])
+        pytest.param(
+            case,
+            id=case.name,
+            marks=[] if case.name in ("topk_mask", "successive_softmax_topk") else [pytest.mark.slow],
+        )
         for case in MAPS
     ],
 )

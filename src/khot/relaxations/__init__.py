@@ -26,8 +26,7 @@ These rules hold for all of them, unless a docstring says otherwise:
 * An argument of the wrong type or dtype raises a TypeError, and one of the wrong shape or out of range a ValueError;
   both name the argument. The contents of tensors are checked on a CPU, on accelerators only while validation is on
   (``torch.distributions.Distribution.set_default_validate_args``), and never under ``vmap``. Compiled graphs check them
-  too, except for the soft order maps, :func:`soft_count`, :func:`soft_quantile`, :func:`successive_softmax_topk` and
-  :func:`rescaled_sigmoid_topk`.
+  too, except for the soft order maps, :func:`soft_count`, :func:`soft_quantile` and :func:`successive_softmax_topk`.
 * Thresholds need float64. On a device without it, such as Apple's, all maps except the hard mask are computed on the
   host in single precision, and the result is copied back.
 """
@@ -47,7 +46,6 @@ from .magnitude import sparse_topk_magnitude
 from .normal import normal_topk
 from .order import soft_permutation, soft_rank, soft_sort
 from .permutahedron import permutahedron_projection, permutahedron_rank, permutahedron_sort
-from .rescaled_sigmoid import rescaled_sigmoid_topk
 from .sigmoid import log_sigmoid_topk, sigmoid_topk
 from .signed import sparse_topk_signed
 from .sorted_transport import sorted_transport_topk
@@ -71,7 +69,6 @@ __all__ = [
     "permutahedron_projection",
     "permutahedron_rank",
     "permutahedron_sort",
-    "rescaled_sigmoid_topk",
     "sigmoid_topk",
     "soft_count",
     "soft_permutation",

@@ -1,24 +1,12 @@
-"""Successive softmax: k one-hot relaxations in a row. A baseline, included for comparison.
-
-On a CPU with numba, loops compute the map and its first derivative in x. Everything else is composed of torch
-operations: other derivatives, transforms, compiled graphs, and rows on which the loops would lose digits.
-"""
-
-import math
-from typing import Any
+"""Successive softmax: k one-hot relaxations in a row. A baseline, included for comparison."""
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._torch_internals import no_view
 from khot._validation import check_k, check_maskable, check_scores, check_softness, tensors_among
-from khot.kernels.call import is_first_derivative, is_plain
-from khot.kernels.exact.rows import compute_dtype, in_rows_of
-from khot.kernels.operators.autograd import has_derivative
-from khot.kernels.successive_softmax import Rounds, rounds
+from khot.kernels.exact.rows import compute_dtype
 
 from .axes import as_axes, as_rows
 from .hard import checked_whole
@@ -61,56 +49,6 @@ def _compose(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Tens
         logits = logits + _log_complement(log_p) * inverse
         y = y + (log_p.exp() * (j < k).unsqueeze(-1) if isinstance(k, Tensor) else log_p.exp())
     return y.masked_fill(excluded, 0)
-
-
-def _find(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Rounds | None:
-    """A backend that takes this call, or None. Backends have no derivative in the temperature."""
-    if rows.numel() == 0 or not is_plain(rows, k, temperature):
-        return None
-    if isinstance(temperature, Tensor) and has_derivative(temperature, torch.is_grad_enabled()):
-        return None
-    found: Rounds | None = rounds.find(rows, _largest(k))
-    return found
-
-
-class _InLoops(Function):
-    """The map of rows (rows, n), for temperature and k (rows,); ``most`` is the largest k."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, temperature: Tensor, k: Tensor, most: int, found: Rounds) -> Tensor:
-        y, left = found.forward(rows.detach(), temperature, k, most)
-        if left.any():
-            y[left] = _compose(rows.detach()[left], k[left], temperature[left])
-        ctx.most, ctx.found = most, found
-        ctx.save_for_backward(rows, temperature, k, left)
-        return no_view(y)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, temperature, k, left = ctx.saved_tensors
-        if not is_first_derivative(grad):
-            return _composed_gradient(rows, temperature, k, grad), None, None, None, None
-        found = ctx.found.backward(rows.detach(), temperature, k, ctx.most, grad.contiguous())
-        if left.any():
-            found[left] = _composed_gradient(rows.detach()[left], temperature[left], k[left], grad[left])
-        return found, None, None, None, None
-
-
-def _composed_gradient(rows: Tensor, temperature: Tensor, k: Tensor, grad: Tensor) -> Tensor:
-    further = torch.is_grad_enabled()
-    with torch.enable_grad():
-        rows = rows.view_as(rows) if further else rows.detach().requires_grad_()
-        y = _compose(rows, k, temperature)
-        return torch.autograd.grad(y, rows, grad, create_graph=further)[0]
-
-
-def _in_loops(found: Rounds, rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Tensor:
-    batch, n = rows.shape[:-1], rows.shape[-1]
-    softness = in_rows_of(rows, temperature).reshape(-1).contiguous()
-    sizes = torch.as_tensor(k, dtype=torch.int64, device=rows.device).expand(batch).reshape(-1)
-    flat = rows.reshape(math.prod(batch), n).contiguous()
-    y: Tensor = _InLoops.apply(flat, softness, sizes.contiguous(), _largest(k), found)
-    return y.view(rows.shape)
 
 
 @of_rows
@@ -162,7 +100,4 @@ def successive_softmax_topk(
     check_softness("temperature", temperature, x, batch)
     if looks_at_contents(*tensors_among(x, k, temperature)):
         check_maskable(rows, k, "temperature", temperature)
-    rows = rows.to(compute_dtype(x))
-    found = _find(rows, k, temperature)
-    y = _in_loops(found, rows, k, temperature) if found else _compose(rows, k, temperature)
-    return as_axes(y.to(x.dtype), x, dim)
+    return as_axes(_compose(rows.to(compute_dtype(x)), k, temperature).to(x.dtype), x, dim)
