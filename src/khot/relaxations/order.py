@@ -7,20 +7,18 @@ quantiles. The scale enters only through :math:`z = x/s`, and sums over sorted z
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import check_flag, check_scores, check_softness, check_softness_contents, described
+from khot._validation import check_flag, check_scores, check_softness, check_softness_contents
 from khot.kernels import order as kernel
 from khot.kernels.exact.rows import in_rows_of
-from khot.kernels.links.base import Link
 from khot.kernels.order.torch_sums import FAR
 
-from . import order_link
 from .excluded import Filled, filled_below, with_lowest_first
 from .laplace import carried, decayed_sums, positions, slice_weights, soft_count_inverse
 from .order_map import OrderMap
@@ -61,19 +59,6 @@ def _sorted(x: Tensor, scale: float | Tensor, descending: bool, dim: int) -> _Ro
     if descending:
         scale = -scale.double() if isinstance(scale, Tensor) else -scale
     return _Rows(_Sorted(x, values, order, scale), filled, dtype)
-
-
-def _with_link(x: Tensor, scale: float | Tensor, descending: bool, dim: int, link: Link) -> tuple[Any, ...]:
-    """The checked arguments of the maps of :mod:`.order_link`."""
-    if not isinstance(link, Link):
-        raise TypeError(f"`link` must be a khot.relaxations.Link or None, but got {described(link, Link)}")
-    check_scores(x, dim)
-    x = x.movedim(dim, -1)
-    check_softness("scale", scale, x, x.shape[:-1])
-    check_flag("descending", descending)
-    if looks_at_contents(x):
-        _has_excluded(x.sort(-1).values, scale)  # for its checks; the sums over all pairs cost more than the sort
-    return x, scale, descending, link
 
 
 def _halves(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -131,9 +116,7 @@ _PERMUTATION = OrderMap(_permutation, kernel.soft_permutation)
 
 
 @of_rows
-def soft_rank(
-    x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1, *, link: Link | None = None
-) -> Tensor:
+def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes the ranks of the entries, from 1 to n (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: r_i = \tfrac12 + \sum_j \mathrm{Lap}((x_i - x_j)/s), \qquad
@@ -153,8 +136,6 @@ def soft_rank(
         scale: Positive softness.
         descending: Whether the largest entry has rank 1, rather than the smallest.
         dim: Axis of the entries.
-        link: The distribution function F to use instead of Lap, at O(n^2) time and memory. It should be symmetric,
-            ``F(0) = 1/2``, or else the limit is not the ranks.
 
     Returns:
         Tensor like ``x``, in ``[1, n]``.
@@ -169,17 +150,13 @@ def soft_rank(
         >>> soft_rank(torch.tensor([0.0, 3.0, 1.0]), scale=0.1)
         tensor([1.0000, 3.0000, 2.0000])
     """
-    if link is not None:
-        return order_link.rank(*_with_link(x, scale, descending, dim, link)).movedim(-1, dim)
     rows, _, dtype = _sorted(x, scale, descending, dim)
     y = _RANK(*rows).to(dtype)
     return y if dim == -1 else y.movedim(-1, dim)
 
 
 @of_rows
-def soft_sort(
-    x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1, *, link: Link | None = None
-) -> Tensor:
+def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes sorting (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: y_j = F^{-1}(j - \tfrac12), \qquad F(t) = \sum_i \mathrm{Lap}((t - x_i)/s), \quad j = 1 \dots n
@@ -194,7 +171,6 @@ def soft_sort(
         scale: Positive softness.
         descending: Whether the largest entry comes first.
         dim: Axis of the entries, and of the sorted entries.
-        link: The distribution function to use instead of Lap, at O(n^2) time and memory.
 
     Returns:
         Tensor like ``x``.
@@ -210,8 +186,6 @@ def soft_sort(
         >>> soft_sort(torch.tensor([0.0, 3.0, 1.0]), scale=0.5)
         tensor([-0.0646,  1.0534,  3.0103])
     """
-    if link is not None:
-        return order_link.sort(*_with_link(x, scale, descending, dim, link)).movedim(-1, dim)
     rows, filled, dtype = _sorted(x, scale, descending, dim)
     y = _SORT(*rows).to(dtype)
     if filled is not None:
@@ -220,9 +194,7 @@ def soft_sort(
 
 
 @of_rows(batch_first=True)
-def soft_permutation(
-    x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1, *, link: Link | None = None
-) -> Tensor:
+def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes the permutation matrix that sorts the entries (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: P_{ij} = \mathrm{Lap}((b_j - x_i)/s) - \mathrm{Lap}((b_{j-1} - x_i)/s), \qquad b_j = F^{-1}(j),
@@ -239,7 +211,6 @@ def soft_permutation(
         scale: Positive softness.
         descending: Whether position 1 belongs to the largest entry.
         dim: Axis of the entries.
-        link: The distribution function to use instead of Lap.
 
     Returns:
         Tensor of the shape of ``x`` without ``dim``, followed by ``(n, n)``: items, positions. Its entries are computed
@@ -259,7 +230,5 @@ def soft_permutation(
                 [0., 0., 1.],
                 [0., 1., 0.]])
     """
-    if link is not None:
-        return order_link.permutation(*_with_link(x, scale, descending, dim, link))
     rows, _, dtype = _sorted(x, scale, descending, dim)
     return _PERMUTATION(*rows).to(dtype)
