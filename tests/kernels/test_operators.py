@@ -22,8 +22,8 @@ from khot.kernels.order_sampling import rank_centre
 from khot.kernels.order_sampling.noises import NOISES
 from khot.kernels.random_numbers.philox import FIRST
 from khot.kernels.registry import OPERATORS
-from khot.kernels.threshold import reference as simplex
 from tests.inputs import normal
+from tests.kernels import threshold_definition as simplex
 
 DOUBLE = torch.float64
 SEED = torch.tensor([0x123456789ABCDEF])
@@ -205,6 +205,12 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "brewer_draw": [lambda: (*marked(), SEED, [1, 2, 4], 50, torch.float32)],
     "marked_count_draw": [lambda: (*marked(), SEED, [1, 2, 4], 50, torch.float32)],
 }
+DEFINITIONS = {
+    "threshold": simplex.threshold,
+    "threshold_mask": simplex.mask,
+    "threshold_mask_derivative": simplex.mask_derivative,
+    "threshold_derivative": simplex.threshold_derivative,
+}  # those of other operators are their plain functions
 # Solves of laws, which have one way to compute them and tests of their own, and functions of contents in graphs.
 OF_LAWS = {"covariance_solve", "solve_logits"}
 
@@ -222,11 +228,16 @@ def takes(operator: registry.Operator, option: registry.Backend, arguments: tupl
 
 SLOW = pytest.mark.slow  # to compile
 CALLS = [
-    pytest.param(name, make, option, id=f"{name}-{i}-{option.name}", marks=SLOW if option.name == "numba" else ())
+    pytest.param(name, make, option.load, id=f"{name}-{i}-{option.name}", marks=SLOW if option.name == "numba" else ())
     for name, makes in CASES.items()
     for i, make in enumerate(makes)
     for option in OPERATORS[name].registered
     if runs_here(option) and takes(OPERATORS[name], option, make())
+]
+CALLS += [
+    pytest.param(name, make, lambda name=name: OPERATORS[name].plain, id=f"{name}-{i}-torch")
+    for name in DEFINITIONS
+    for i, make in enumerate(CASES[name])
 ]
 
 
@@ -241,11 +252,11 @@ def test_backends_refuse_in_words():
             assert all(reason is None or (isinstance(reason, str) and reason) for reason in reasons)
 
 
-@pytest.mark.parametrize(("name", "make", "option"), CALLS)
-def test_is_what_the_reference_defines(name, make, option):
+@pytest.mark.parametrize(("name", "make", "load"), CALLS)
+def test_is_what_the_reference_defines(name, make, load):
     operator, arguments = OPERATORS[name], make()
-    found = option.load()(*arguments)
-    expected = operator.reference(*arguments)
+    found = load()(*arguments)
+    expected = DEFINITIONS.get(name, operator.reference)(*arguments)
     if name == "threshold":  # t, however it is split
         scale = arguments[2] * (expected[0] ** (1 / SPARSE.q) if arguments[4] == "magnitude" else 1)
         found, expected = (anchor + offset * scale for anchor, offset in (found, expected))

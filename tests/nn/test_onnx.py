@@ -10,7 +10,7 @@ import torch
 
 from khot import capped_simplex_map, log_sigmoid_topk, sparse_topk, sparse_topk_magnitude
 from khot.kernels.threshold.kinds import LOG_MASK, MASK
-from khot.kernels.threshold.reference import LONGEST_REACH, portable_mask
+from khot.kernels.threshold.portable import LONGEST_REACH, portable_mask
 from khot.nn import BatchTopK, ExpertChoice, KHotGate, NMSparsity, TopK, TopKMask
 from khot.relaxations import StudentT
 from khot.relaxations.linked import link_of

@@ -69,7 +69,7 @@ class _Values(Function):
             options = setting.link.key, setting.kind.name, ctx.needs_input_grad[2]
             if setting.shards is None:
                 return *threshold.mask_derivative.within(call, x, s, anchor, offset, grad, *options), *(None,) * 4
-            return *exact.mask_derivative(x, s, anchor, offset, grad, *options, setting.shards), *(None,) * 4
+            return *exact.mask_derivative_in_parts(x, s, anchor, offset, grad, *options, setting.shards), *(None,) * 4
         offset = offset_of(x, k, s, anchor, offset, setting, call=call)
         return *_derivative(ctx, x, k, s, Threshold(anchor, offset), grad, None), *(None,) * 4
 

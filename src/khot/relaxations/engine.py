@@ -18,8 +18,8 @@ from khot.kernels.links.base import Link
 from khot.kernels.operators.autograd import wants_gradient
 from khot.kernels.threshold import exact
 from khot.kernels.threshold.kinds import LOG_MASK, MASK, Kind
+from khot.kernels.threshold.portable import portable_mask
 from khot.kernels.threshold.reductions import reductions
-from khot.kernels.threshold.reference import portable_mask
 
 from .attached import Setting, offset_of, values
 from .axes import as_axes, as_rows
@@ -88,7 +88,7 @@ class ThresholdMap(NamedTuple):
         if call.shards is None:
             anchor, offset = threshold.threshold.within(call, *arguments)
         else:
-            anchor, offset = exact.threshold(*arguments, call.shards)
+            anchor, offset = exact.threshold_in_parts(*arguments, call.shards)
         s = numbers_of_rows(x, s)  # operators take a number from the host, but the formulas of callers do not
         return x, k, s, anchor, offset_of(x, k, s, anchor, offset, setting, call=call), setting, n
 
@@ -116,7 +116,9 @@ def _solved(call: Call, x: Tensor, k: Tensor, s: Tensor, setting: Setting) -> tu
     """Values, anchors and offsets, all constants."""
     arguments = setting.arguments(x, k, s)
     found: tuple[Tensor, Tensor, Tensor] = (
-        threshold.mask.within(call, *arguments) if setting.shards is None else exact.mask(*arguments, setting.shards)
+        threshold.mask.within(call, *arguments)
+        if setting.shards is None
+        else exact.mask_in_parts(*arguments, setting.shards)
     )
     return found
 

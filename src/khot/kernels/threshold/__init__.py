@@ -29,7 +29,7 @@ from ..exact.rows import in_rows_of, with_an_item
 from ..links.base import Link
 from ..links.logistic import LOGISTIC
 from ..registry import Backends, Operator
-from . import exact, reference
+from . import exact
 from .kinds import KINDS, MASK, Kind
 
 __all__ = ["mask", "mask_derivative", "plain", "solve_threshold", "threshold", "threshold_derivative"]
@@ -69,25 +69,22 @@ def _has_offset_loop(x: Tensor, link: Link, kind: Kind) -> str | None:
 
 
 # Backends are asked about the scores, the link and the kind of map.
-threshold = Operator("threshold", reference.threshold, fake=lambda x, *_: _like_rows(x), asks=_asks)
-mask = Operator("threshold_mask", reference.mask, fake=_like_x_and_rows, asks=_asks)
+threshold = Operator("threshold", exact.threshold, fake=lambda x, *_: _like_rows(x), asks=_asks)
+mask = Operator("threshold_mask", exact.mask, fake=_like_x_and_rows, asks=_asks)
 for _operator in (threshold, mask):
     _operator.backend("triton", module=".triton_forward", takes=_has_kernels)
     _operator.backend("numba", module=".numba_backend", takes=_has_loops)
-    _operator.backend("torch", module=".exact")
 
 mask_derivative = Operator(
-    "threshold_mask_derivative", reference.mask_derivative, fake=_like_x_and_rows, asks=_derivative_asks
+    "threshold_mask_derivative", exact.mask_derivative, fake=_like_x_and_rows, asks=_derivative_asks
 )
 mask_derivative.backend("triton", module=".triton_backward", takes=_has_kernels)
 mask_derivative.backend("numba", module=".numba_backend", takes=_has_loops)
-mask_derivative.backend("torch", module=".exact")
 
 threshold_derivative = Operator(
-    "threshold_derivative", reference.threshold_derivative, fake=_like_x_and_rows, asks=_derivative_asks
+    "threshold_derivative", exact.threshold_derivative, fake=_like_x_and_rows, asks=_derivative_asks
 )
 threshold_derivative.backend("numba", module=".numba_backend", takes=_has_offset_loop)
-threshold_derivative.backend("torch", module=".exact")
 
 # The mask as a function of the scores only, for numbers k and scale, and its gradient, both at the least fixed cost;
 # the backend that was chosen for the mask may have them.
@@ -121,5 +118,5 @@ def solve_threshold(
         anchor, offset = threshold(x.detach(), k, scale, link.key, "mask", "scale", False)
     else:
         items = with_an_item(x.detach(), -torch.inf)
-        anchor, offset = exact.threshold(items, k, scale, link.key, "mask", "scale", False, shards)
+        anchor, offset = exact.threshold_in_parts(items, k, scale, link.key, "mask", "scale", False, shards)
     return anchor + offset * scale

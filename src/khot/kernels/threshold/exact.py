@@ -216,9 +216,26 @@ def _at_the_ends(rows: Rows, span: Span, at: Threshold, none: Tensor, everything
 
 
 def threshold(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool, shards: Shards | None = None
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor]:
-    """See the reference. x (..., m) may be one process's part of the rows; the result is the same on all of them."""
+    """Anchor and offset of the threshold t = anchor + offset * sigma of each row of x (..., n).
+
+    Args:
+        x: Scores.
+        k: Sum, float64 of the batch shape, like the scale; for signed masks a bound of the sum.
+        scale: Positive softness s; sigma is s, or s t^(p-1) for magnitudes.
+        link: Key of the link F.
+        kind: Name of the kind of map, see :mod:`khot.kernels.threshold.kinds`.
+        softness: The name of the scale in errors.
+        check: Whether bad contents raise a ValueError.
+    """
+    return threshold_in_parts(x, k, scale, link, kind, softness, check, None)
+
+
+def threshold_in_parts(
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool, shards: Shards | None
+) -> tuple[Tensor, Tensor]:
+    """:func:`threshold` for one process's part of the rows, x (..., m); the result is the same on all of them."""
     batch, n = x.shape[:-1], x.shape[-1]
     if x.numel() == 0:  # n = 0, or no rows
         if check:
@@ -235,11 +252,21 @@ def threshold(
 
 
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool, shards: Shards | None = None
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See the reference; x ``(..., m)`` may be the part of the rows that one process holds."""
+    """y like x (..., n), and anchors and offsets; the arguments are those of :func:`threshold`.
+
+    k and scale may be on the CPU for x elsewhere, if they expand one number.
+    """
+    return mask_in_parts(x, k, scale, link, kind, softness, check, None)
+
+
+def mask_in_parts(
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool, shards: Shards | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`mask` for one process's part of the rows."""
     scale = scale.to(x.device)
-    at = Threshold(*threshold(x, k, scale, link, kind, softness, check, shards))
+    at = Threshold(*threshold_in_parts(x, k, scale, link, kind, softness, check, shards))
     return values(x, scale, at, Link.find(link), KINDS[kind]), *at
 
 
@@ -255,10 +282,17 @@ def values(x: Tensor, scale: Tensor, at: Threshold, link: Link, kind: Kind) -> T
 
 
 def mask_derivative(
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dL/dx in x's dtype, dL/dk and dL/ds, zeros if that is not wanted, from dL/dy."""
+    return mask_derivative_in_parts(x, scale, anchor, offset, grad, link, kind, with_scale, None)
+
+
+def mask_derivative_in_parts(
     x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool,
-    shards: Shards | None = None,
+    shards: Shards | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """See the reference; x ``(..., m)`` may be the part of the rows that one process holds."""
+    """:func:`mask_derivative` for one process's part of the rows."""
     at, over = Threshold(anchor, offset), reductions(shards)
     rows = MapRows.of(x, scale.to(x.device), at, Link.find(link), KINDS[kind], over)
     grad_x, grad_k, grad_scale = derivative(rows, grad, None)
@@ -268,7 +302,7 @@ def mask_derivative(
 def threshold_derivative(
     x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See the reference."""
+    """dL/dx in x's dtype, dL/dk and dL/ds from dL/d offset of the thresholds of masks; 0 if no slope holds one."""
     rows = MapRows.of(x, scale.to(x.device), Threshold(anchor, offset), Link.find(link), KINDS[kind])
     grad_x, grad_k, grad_scale = derivative(rows, None, grad)
     return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale
