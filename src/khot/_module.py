@@ -16,28 +16,28 @@ class Module(torch.nn.Module):
 
     * Casts such as ``module.bfloat16()`` change only parameters. Buffers keep their dtype, because a running average in
       half precision stops as soon as its steps are smaller than the spacing of the numbers.
-    * An attribute named in ``numbers`` may be assigned at any time. A compiled graph treats it as a constant until it
+    * An attribute named in ``_numbers`` may be assigned at any time. A compiled graph treats it as a constant until it
       changes, and reads it from a tensor from then on, so annealing it costs one recompilation.
     * State dictionaries in which a parameter of shape (1,) has no axes can be loaded.
     """
 
-    numbers: ClassVar[tuple[str, ...]] = ()
+    _numbers: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self) -> None:
         super().__init__()
         self._changed: dict[str, Tensor] = {}  # numbers that were assigned since construction, for compiled graphs
 
-    def checked(self, name: str, value: Any) -> Any:
-        """The checked value for an attribute in ``numbers``; raises if it is invalid."""
+    def _checked(self, name: str, value: Any) -> Any:
+        """The checked value for an attribute in ``_numbers``; raises if it is invalid."""
         return value
 
-    def number(self, name: str) -> Any:
-        """An attribute in ``numbers``; in a compiled graph a tensor, if it has changed since construction."""
+    def _number(self, name: str) -> Any:
+        """An attribute in ``_numbers``; in a compiled graph a tensor, if it has changed since construction."""
         if torch.compiler.is_compiling() and not is_exporting() and name in self._changed:
             return self._changed[name]
         return getattr(self, name)
 
-    def overwrite(self, name: str, value: float | Tensor) -> None:
+    def _overwrite(self, name: str, value: float | Tensor) -> None:
         """Writes a number, or numbers, into a parameter or buffer; if it has parametrisations, by their inverse."""
         with torch.no_grad():
             own, is_computed = getattr(self, name), is_parametrized(self, name)
@@ -47,9 +47,9 @@ class Module(torch.nn.Module):
                 super().__setattr__(name, new)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.numbers:
+        if name in self._numbers:
             if not isinstance(value, Parameter):  # FSDP replaces the parameter with its shards
-                value = self.checked(name, value)
+                value = self._checked(name, value)
             if isinstance(value, (int, float)) and (name in self._changed or self.__dict__.get(name, value) != value):
                 dtype = torch.int64 if isinstance(value, int) else torch.float64
                 with torch.inference_mode(False):  # a graph that trains cannot save a tensor of inference mode

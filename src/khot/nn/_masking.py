@@ -36,7 +36,7 @@ Relaxation = Callable[..., Tensor]
 class Masking(Module):
     """A mask of k entries; the softness is a number, or exp of the parameter ``log_softness``."""
 
-    numbers: ClassVar[tuple[str, ...]] = ("k", "_softness")
+    _numbers: ClassVar[tuple[str, ...]] = ("k", "_softness")
     log_softness: Parameter | None
     _softness: float | None
 
@@ -57,10 +57,10 @@ class Masking(Module):
         self.relaxation, self.straight_through = relaxation, bool(straight_through)
         self.register_parameter("log_softness", None)
         if learn_softness:
-            self.log_softness = Parameter(torch.tensor([math.log(self.checked("_softness", softness, learned=True))]))
+            self.log_softness = Parameter(torch.tensor([math.log(self._checked("_softness", softness, learned=True))]))
         self._softness = softness
 
-    def checked(self, name: str, value: Any, learned: bool = False) -> Any:
+    def _checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """The checked ``k``, an int if the mask is hard, or the checked softness."""
         if name == "k":
             return checked_size("k", value, whole=self._softness is None)
@@ -85,17 +85,17 @@ class Masking(Module):
     def softness(self, value: float | None) -> None:
         self._softness = value
         if self.log_softness is not None and self._softness is not None:
-            self.overwrite("log_softness", math.log(self._softness))
+            self._overwrite("log_softness", math.log(self._softness))
 
     def _current_softness(self) -> float | Tensor | None:  # not a property: compilers cannot find one through `super`
         if self.log_softness is not None:
             return as_scalar(self.log_softness).to(compute_dtype(self.log_softness)).exp()
-        softness: float | Tensor | None = self.number("_softness")
+        softness: float | Tensor | None = self._number("_softness")
         return softness
 
-    def mask_of(self, x: Tensor, k: Any, dim: int | tuple[int, ...], hard: bool = False) -> Tensor:
+    def _mask_of(self, x: Tensor, k: Any, dim: int | tuple[int, ...], hard: bool = False) -> Tensor:
         """The mask of these entries; ``hard`` ignores the softness."""
-        x, softness = self.scores_of(x), self.softness
+        x, softness = self._scores_of(x), self.softness
         if hard or softness is None:
             return hard_mask(x, k, dim)
         if self.straight_through:
@@ -105,16 +105,15 @@ class Masking(Module):
         rows = as_rows(x, dim)
         return as_axes(self.relaxation(rows, k, softness), x, dim)
 
-    def scores_of(self, x: Tensor) -> Tensor:
+    def _scores_of(self, x: Tensor) -> Tensor:
         """The scores that decide which entries are kept, values or absolute values; ``-inf`` excludes an entry."""
         return x if self.by == "value" else x.abs().masked_fill(x == -torch.inf, -torch.inf)
 
-    def shown_softness(self) -> str:
-        """For ``extra_repr``; empty for a hard mask by value."""
-        of_magnitudes = ", by='magnitude'" if self.by == "magnitude" else ""
-        return self._shown_softness() + of_magnitudes
-
     def _shown_softness(self) -> str:
+        """For ``extra_repr``; empty for a hard mask by value."""
+        return self._shown_relaxation() + (", by='magnitude'" if self.by == "magnitude" else "")
+
+    def _shown_relaxation(self) -> str:
         if self._softness is None:
             return ""
         softness, learned = f"{self._softness:.4g}", self.log_softness

@@ -127,16 +127,16 @@ class BatchTopK(CountsIdleUnits):
         self.k, self.momentum, self.group = k, None if momentum is None else checked_weight("momentum", momentum), group
         self.cap = None if cap is None else checked_count("cap", cap)
         self.k = self.k  # checks it against the cap
-        self.set_up_counts(n, dead_after)
+        self._set_up_counts(n, dead_after)
         self._has_warned = False
         start, count = torch.tensor(torch.nan, dtype=torch.float32), torch.tensor(0)  # NaN: not trained yet
         self.register_buffer("threshold", start if track_running_stats else None)
         self.register_buffer("num_batches_tracked", count if track_running_stats and momentum is None else None)
 
-    def checked(self, name: str, value: Any, learned: bool = False) -> Any:
+    def _checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """The checked ``k``, which is positive, or the checked softness."""
         if name != "k":
-            return super().checked(name, value, learned)
+            return super()._checked(name, value, learned)
         if not 0 < (k := checked_real("k", value)) < math.inf:
             raise ValueError(f"`k` must be positive and finite, but got {value}")
         if self.cap is not None and k > self.cap:
@@ -152,15 +152,15 @@ class BatchTopK(CountsIdleUnits):
         value = checked_threshold(value, self.threshold.dtype)
         if value.numel() != 1:
             raise ValueError(f"`threshold` must be one number, but got a tensor of shape {tuple(value.shape)}")
-        self.overwrite("threshold", value.reshape(()))
+        self._overwrite("threshold", value.reshape(()))
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         check_scores(x, -1)
-        self.check_units(x)
+        self._check_units(x)
         if k is None:
-            k = self.number("k")
+            k = self._number("k")
         elif not isinstance(k, Tensor):
-            k = self.checked("k", k)
+            k = self._checked("k", k)
         if self.training or self._is_untrained():
             return self._of_the_batch(x, k)
         return self._above_the_threshold(x, k)
@@ -203,7 +203,7 @@ class BatchTopK(CountsIdleUnits):
         axes = tuple(range(x.dim()))
 
         def hard(entries: Tensor) -> Tensor:
-            return hard_mask(self.scores_of(self._within_cap(entries)), whole, axes)
+            return hard_mask(self._scores_of(self._within_cap(entries)), whole, axes)
 
         is_hard = self.softness is None or not (self.training or self.threshold is None)
         watches = self.training and self.threshold is not None and (isinstance(whole, Tensor) or whole > 0)
@@ -212,11 +212,11 @@ class BatchTopK(CountsIdleUnits):
             if watches:
                 self._watch(x.detach(), kept.mask, kept.smallest, entries // max(x.shape[-1], 1))
             return kept.values
-        mask_of = hard if is_hard else lambda entries: self.mask_of(self._within_cap(entries), size, axes)
+        mask_of = hard if is_hard else lambda entries: self._mask_of(self._within_cap(entries), size, axes)
         y, mask = keep_masked(x, mask_of)
         if watches:
             marked = (mask.detach() if is_hard or self.straight_through else hard(x.detach())) != 0
-            scores = self.scores_of(x.detach())
+            scores = self._scores_of(x.detach())
             positive = scores.masked_fill(~marked | (scores <= 0), torch.inf)
             smallest = positive.amin() if positive.numel() else positive.new_full((), torch.inf)
             self._watch(x.detach(), marked, smallest, entries // max(x.shape[-1], 1))
@@ -228,7 +228,7 @@ class BatchTopK(CountsIdleUnits):
             return x
         if has_parts(x):
             raise NotImplementedError("`cap` must be None if processes share a batch")
-        return x.masked_fill(topk_mask(self.scores_of(x.detach()), self.cap) == 0, -torch.inf)
+        return x.masked_fill(topk_mask(self._scores_of(x.detach()), self.cap) == 0, -torch.inf)
 
     def _sizes(self, x: Tensor, entries: int, k: float | Tensor) -> tuple[float | Tensor, int | Tensor]:
         """The number of entries to keep, as the sum of a relaxed mask and as a whole number."""
@@ -249,7 +249,7 @@ class BatchTopK(CountsIdleUnits):
     @torch.no_grad()
     def _watch(self, x: Tensor, kept: Tensor, smallest: Tensor, rows: int) -> None:
         """Updates the threshold, and counts for how long units have been idle."""
-        self.check_in_place(x, self.threshold, "moves its threshold")
+        self._check_in_place(x, self.threshold, "moves its threshold")
         new = self._over_parts(smallest, smallest=True).to(self.threshold.dtype)
         is_new = new.isfinite()
         weight: Any = self.momentum
@@ -260,7 +260,7 @@ class BatchTopK(CountsIdleUnits):
         self.threshold.copy_(torch.where(is_new, moved, self.threshold))
         if self.idle is not None:
             used = (kept & (x != 0)).reshape(-1, x.shape[-1]).any(0)
-            self.count_idle(self._over_parts(used.float()) > 0, rows)
+            self._count_idle(self._over_parts(used.float()) > 0, rows)
 
     def _over_parts(self, values: Tensor, smallest: bool = False) -> Tensor:
         """The largest, or the smallest, values over all parts of the batch."""
@@ -281,7 +281,7 @@ class BatchTopK(CountsIdleUnits):
         return True
 
     def _above_the_threshold(self, x: Tensor, k: float | Tensor) -> Tensor:
-        threshold, scores = self.threshold, self.scores_of(self._within_cap(x))
+        threshold, scores = self.threshold, self._scores_of(self._within_cap(x))
         if torch.compiler.is_compiling() and not is_exporting():
             size, _ = self._sizes(x, x.numel(), k)
             threshold = _threshold_for(threshold, scores.detach(), torch.as_tensor(size, dtype=torch.float64))
@@ -302,10 +302,10 @@ class BatchTopK(CountsIdleUnits):
         return JumpReLU(self.threshold)
 
     def extra_repr(self) -> str:
-        units = self.shown_units() + ("" if self.cap is None else f", cap={self.cap}")
+        units = self._shown_units() + ("" if self.cap is None else f", cap={self.cap}")
         momentum = "" if self.threshold is None else f", momentum={self.momentum}"
         untracked = ", track_running_stats=False" if self.threshold is None else ""
-        return f"k={self.k}{self.shown_softness()}{momentum}{units}{untracked}"
+        return f"k={self.k}{self._shown_softness()}{momentum}{units}{untracked}"
 
 
 def _kept_above(threshold: Tensor, x: Tensor, size: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class ExpertChoice(TopK):
                 [0.0000, 0.7000]])
     """
 
-    takes_excluded = True
+    _takes_excluded = True
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class ExpertChoice(TopK):
     ) -> None:
         super().__init__(capacity, softness, relaxation, -2, straight_through, learn_softness)
 
-    def checked(self, name: str, value: Any, learned: bool = False) -> Any:
+    def _checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """The checked ``k``, under the name ``capacity``, or the checked softness."""
         if name == "k":
             return checked_size("capacity", value, whole=self._softness is None)
-        return super().checked(name, value, learned)
+        return super()._checked(name, value, learned)
 
     @property
     def capacity(self) -> float:
@@ -72,7 +72,7 @@ class ExpertChoice(TopK):
         self.k = value
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
-        return super().forward(x, self._capacity_for(x, self.number("k") if k is None else k))
+        return super().forward(x, self._capacity_for(x, self._number("k") if k is None else k))
 
     def select(self, x: Tensor, k: int | None = None) -> Selection:
         """Gates and indices of the tokens of each expert, ``(..., capacity, experts)``, as in :meth:`TopK.select`.
@@ -82,7 +82,7 @@ class ExpertChoice(TopK):
             k: Capacity for this call, an int; by default that of the module.
         """
         _check_gates(x)
-        capacity = self.checked("k", self.k if k is None else k)
+        capacity = self._checked("k", self.k if k is None else k)
         return super().select(x, min(capacity, x.shape[-2]))
 
     def _capacity_for(self, x: Tensor, capacity: float | Tensor) -> float | Tensor:
@@ -97,7 +97,7 @@ class ExpertChoice(TopK):
             if looks and bool((capacity < 0).any()):
                 raise ValueError(f"`capacity` must be at least 0, but got {capacity.min().item():g}")
         else:
-            capacity = at_most(self.checked("k", capacity), tokens, x.device)
+            capacity = at_most(self._checked("k", capacity), tokens, x.device)
         if has_parts(x) or (self.softness is None and not looks and not isinstance(capacity, Tensor)):
             return capacity  # a hard mask leaves excluded tokens out by itself; parts cannot tell how many there are
         if not looks or (x.numel() and not x.detach().amin() > -torch.inf):
@@ -113,7 +113,7 @@ class ExpertChoice(TopK):
         expanded("capacity", capacity, x.shape[:-2] + x.shape[-1:])
 
     def extra_repr(self) -> str:
-        return f"capacity={self.k}{self.shown_softness()}"
+        return f"capacity={self.k}{self._shown_softness()}"
 
 
 def _check_gates(x: Any) -> None:
@@ -166,7 +166,7 @@ class TokenChoice(Masking):
                 [1, 2]])
     """
 
-    numbers = ("k", "_softness", "capacity")
+    _numbers = ("k", "_softness", "capacity")
     k: float
     capacity: int | None
 
@@ -183,10 +183,10 @@ class TokenChoice(Masking):
         self.k, self.capacity = k, capacity
         self._last: tuple[Tensor, Tensor] | None = None  # logits and mask, for the losses
 
-    def checked(self, name: str, value: Any, learned: bool = False) -> Any:
+    def _checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """The checked ``k``, capacity (which may be None), or softness."""
         if name != "capacity":
-            return super().checked(name, value, learned)
+            return super()._checked(name, value, learned)
         if value is None:
             return None
         capacity = checked_int("capacity", value, "an int or None")
@@ -195,7 +195,7 @@ class TokenChoice(Masking):
         return capacity
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
-        return self._weights(x, self.number("k") if k is None else k).to(x.dtype)
+        return self._weights(x, self._number("k") if k is None else k).to(x.dtype)
 
     def select(self, x: Tensor, k: int | None = None) -> Selection:
         """Weights and indices of the experts of each token, ``(..., tokens, k)``, with increasing indices.
@@ -238,10 +238,10 @@ class TokenChoice(Masking):
 
     def _weights(self, x: Tensor, k: float | Tensor) -> Tensor:
         check_scores(x, -1)
-        logits, capacity = x.to(compute_dtype(x)), self.number("capacity")
+        logits, capacity = x.to(compute_dtype(x)), self._number("capacity")
         is_simple = self.softness is None and capacity is None
         kept = keep_largest(logits, k, -1, self.by, for_softmax=is_simple) if self.softness is None else None
-        mask = kept.mask if kept else self.mask_of(logits, k, -1)
+        mask = kept.mask if kept else self._mask_of(logits, k, -1)
         if self.training and (torch.compiler.is_compiling() or not is_wrapped(x)):  # no use outside a transform
             self._last = logits, mask.detach()
         if kept and is_simple and (k.all() if isinstance(k, Tensor) else k):
@@ -261,7 +261,7 @@ class TokenChoice(Masking):
         return self.__dict__ | {"_last": None}
 
     def extra_repr(self) -> str:
-        return f"k={self.k}{self.shown_softness()}" + (
+        return f"k={self.k}{self._shown_softness()}" + (
             f", capacity={self.capacity}" if self.capacity is not None else ""
         )
 

@@ -24,24 +24,24 @@ class CountsIdleUnits(Masking):
     idle: Tensor | None
     k: float
 
-    def set_up_counts(self, n: Any, dead_after: Any) -> None:
+    def _set_up_counts(self, n: Any, dead_after: Any) -> None:
         """Sets up the counts; called at construction."""
         self.n, self.dead_after = None if n is None else checked_count("n", n), checked_count("dead_after", dead_after)
         self.register_buffer("idle", None if self.n is None else torch.zeros(self.n, dtype=torch.long))
 
-    def check_units(self, x: Tensor) -> None:
+    def _check_units(self, x: Tensor) -> None:
         """Checks that the last axis of x has the units that are counted."""
         if self.n is not None and x.shape[-1] != self.n:
             raise ValueError(f"`x` must have n={self.n} units, but got shape {tuple(x.shape)}")
 
     @torch.no_grad()
-    def count_idle(self, was_kept: Tensor, rows: int) -> None:
+    def _count_idle(self, was_kept: Tensor, rows: int) -> None:
         """Adds these rows to the count of units that none of them kept; ``was_kept`` is (n,)."""
         assert self.idle is not None
-        self.check_in_place(was_kept, self.idle, "counts idle units")
+        self._check_in_place(was_kept, self.idle, "counts idle units")
         self.idle.copy_(torch.where(was_kept, 0, self.idle + rows))
 
-    def check_in_place(self, x: Tensor, state: Tensor, what: str) -> None:
+    def _check_in_place(self, x: Tensor, state: Tensor, what: str) -> None:
         """Checks that the state can be written to: it must not be outside a transform that wraps x."""
         if not torch.compiler.is_compiling() and is_wrapped(x) and not is_wrapped(state):
             cure = "make it with track_running_stats=False" if hasattr(self, "threshold") else "make it without `n`"
@@ -69,13 +69,13 @@ class CountsIdleUnits(Masking):
             raise ValueError(f"`n`, the number of units, must be given to {type(self).__name__} for an auxiliary loss")
         check_scores(x, -1)
         check_function("error", error, "activations")
-        self.check_units(x)
+        self._check_units(x)
         dead = self.idle >= self.dead_after
         size = min(math.ceil(self.k), dead.shape[0]) if k is None else k
-        mask = topk_mask(self.scores_of(x.detach()).masked_fill(~dead, -torch.inf), size) * dead
+        mask = topk_mask(self._scores_of(x.detach()).masked_fill(~dead, -torch.inf), size) * dead
         loss = error(keep(x, mask))
         return torch.where(dead.any(), loss, torch.zeros_like(loss))
 
-    def shown_units(self) -> str:
+    def _shown_units(self) -> str:
         """For ``extra_repr``."""
         return f", n={self.n}, dead_after={self.dead_after}" if self.n is not None else ""

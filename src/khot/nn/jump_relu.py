@@ -69,7 +69,7 @@ class JumpReLU(Module):
                 f"`threshold` must be a number or a tensor of shape {tuple(self.threshold.shape)}, but got shape "
                 f"{tuple(value.shape)}"
             )
-        self.overwrite("threshold", value)
+        self._overwrite("threshold", value)
 
     def _is_replaced_by(self, value: Any) -> bool:
         """Whether torch replaces the threshold: FSDP by shards, ``load_state_dict(assign=True)``, or pruning."""

@@ -47,7 +47,7 @@ class KHotGate(Module):
         tensor(0., grad_fn=<SubBackward0>)
     """
 
-    numbers = ("k",)
+    _numbers = ("k",)
     k: int | None
 
     def __init__(
@@ -66,7 +66,7 @@ class KHotGate(Module):
         self.logits = Parameter(torch.zeros(self.n))
         self.law()  # validates the arguments at construction
 
-    def checked(self, name: str, value: Any) -> int | None:
+    def _checked(self, name: str, value: Any) -> int | None:
         """The checked ``k``, an int or None."""
         if value is None:
             return None
@@ -83,7 +83,7 @@ class KHotGate(Module):
         """
         logits = self.logits.to(compute_dtype(self.logits))
         logits = logits if has_float64(logits) else logits.cpu()
-        k = self.number("k") if k is None else k
+        k = self._number("k") if k is None else k
         if k is None:
             return PhantomUnit(self.design, logits=logits)
         return self.design(logits=logits, k=k)
@@ -114,7 +114,7 @@ class KHotGate(Module):
             k: Number of inputs to let through, if not that of the gate; a tensor broadcasts with ``shape``.
         """
         if k is None:
-            k = self.number("k")
+            k = self._number("k")
         elif isinstance(k, Tensor) and k.dim():
             k = expanded("k", k, shape)
         if self.training:

@@ -28,7 +28,7 @@ class FenchelYoungTopKLoss(Module):
         tensor(0.5625)
     """
 
-    numbers = ("k", "strength")
+    _numbers = ("k", "strength")
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class FenchelYoungTopKLoss(Module):
         return fenchel_young_topk_loss(
             x,
             target,
-            self.number("k"),
-            self.number("strength"),
+            self._number("k"),
+            self._number("strength"),
             self.p,
             self.kind,
             self.reduction,
@@ -76,7 +76,7 @@ class TopKCrossEntropyLoss(Module):
         tensor(4.)
     """
 
-    numbers = ("softness",)
+    _numbers = ("softness",)
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class TopKCrossEntropyLoss(Module):
         self.p_k, self.relaxation, self.softness, self.reduction = p_k, relaxation, softness, reduction
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return topk_cross_entropy(x, target, self.p_k, self.relaxation, self.number("softness"), self.reduction)
+        return topk_cross_entropy(x, target, self.p_k, self.relaxation, self._number("softness"), self.reduction)
 
     def extra_repr(self) -> str:
         name = getattr(self.relaxation, "__name__", repr(self.relaxation))

@@ -50,7 +50,7 @@ class Pattern(Module):
         """Which weights are kept, as bools."""
         raise NotImplementedError
 
-    def within_pattern(self, weight: Tensor) -> Tensor | None:
+    def _within_pattern(self, weight: Tensor) -> Tensor | None:
         """The weights of the fixed pattern, if there is one by now."""
         if self._is_freezing:
             self.freeze(weight)
@@ -77,7 +77,7 @@ class Pattern(Module):
                 self._is_freezing, self.pattern = False, torch.empty_like(saved)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def shown_pattern(self) -> str:
+    def _shown_pattern(self) -> str:
         """For ``extra_repr``."""
         return ", frozen" if self.pattern is not None or self._is_freezing else ""
 
@@ -117,7 +117,7 @@ class NMSparsity(Masking, Pattern):
         tensor([[ 0., -2.,  1.,  0.,  4.,  3.,  0.,  0.]])
     """
 
-    numbers = ("n", "_softness")
+    _numbers = ("n", "_softness")
     n: int
     scores: Parameter | None
 
@@ -138,9 +138,9 @@ class NMSparsity(Masking, Pattern):
         self.n = n
         _check_learned(scores)
         self.register_parameter("scores", None if scores is None else Parameter(scores.detach().clone()))
-        self._softness = self.checked("_softness", softness)
+        self._softness = self._checked("_softness", softness)
 
-    def checked(self, name: str, value: Any, learned: bool = False) -> Any:
+    def _checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """The checked ``n``, or the checked softness, which learned scores need."""
         if name == "n":
             n = checked_size("n", value, whole=True)
@@ -149,16 +149,16 @@ class NMSparsity(Masking, Pattern):
             return n
         if value is None and getattr(self, "scores", None) is not None:
             raise ValueError("`scores` need a `softness`: a hard mask gives them no gradient")
-        return super().checked(name, value, learned)
+        return super()._checked(name, value, learned)
 
     def forward(self, weight: Tensor) -> Tensor:
         self._check_weight(weight)
-        kept = self.within_pattern(weight)
+        kept = self._within_pattern(weight)
         if kept is not None:
             return kept
         is_hard = not (self.training or self.straight_through) or self.softness is None
         if is_hard and self.scores is None:
-            found = keep_largest(self._groups(weight), self.number("n"), -1, "magnitude")
+            found = keep_largest(self._groups(weight), self._number("n"), -1, "magnitude")
             if found is not None:
                 return found.values.reshape(self._moved_shape(weight)).movedim(-1, self.dim)
         wide = weight.to(compute_dtype(weight))
@@ -171,7 +171,7 @@ class NMSparsity(Masking, Pattern):
 
     def _mask(self, wide: Tensor, hard: bool) -> Tensor:
         scores = wide.abs() if self.scores is None else self.scores.to(wide.dtype)
-        mask = self.mask_of(self._groups(scores), self.number("n"), -1, hard=hard)
+        mask = self._mask_of(self._groups(scores), self._number("n"), -1, hard=hard)
         return mask.reshape(self._moved_shape(scores)).movedim(-1, self.dim)
 
     def _groups(self, weight: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ class NMSparsity(Masking, Pattern):
     def extra_repr(self) -> str:
         scores = ", scores" if self.scores is not None else ""
         dim = "" if self.dim == -1 else f", dim={self.dim}"
-        return f"n={self.n}, m={self.m}{self.shown_softness()}{scores}{dim}{self.shown_pattern()}"
+        return f"n={self.n}, m={self.m}{self._shown_softness()}{scores}{dim}{self._shown_pattern()}"
 
 
 class MagnitudeSparsity(Pattern):
@@ -227,7 +227,7 @@ class MagnitudeSparsity(Pattern):
                 [ 1.,  0.]])
     """
 
-    numbers = ("density", "strength")
+    _numbers = ("density", "strength")
     density: float
     strength: float | None
 
@@ -236,7 +236,7 @@ class MagnitudeSparsity(Pattern):
         check_exponent(p)
         self.density, self.strength, self.p = density, strength, p
 
-    def checked(self, name: str, value: Any) -> Any:
+    def _checked(self, name: str, value: Any) -> Any:
         """The checked density or strength."""
         if name == "density":
             check_share("density", value)
@@ -245,10 +245,10 @@ class MagnitudeSparsity(Pattern):
 
     def forward(self, weight: Tensor) -> Tensor:
         check_strided("weight", weight)
-        kept = self.within_pattern(weight)
+        kept = self._within_pattern(weight)
         if kept is not None:
             return kept
-        strength = self.number("strength")
+        strength = self._number("strength")
         if strength is None:
             found = keep_largest(weight, self._size(weight), tuple(range(weight.dim())), "magnitude")
             if found is not None:
@@ -266,12 +266,12 @@ class MagnitudeSparsity(Pattern):
         return (topk_mask(magnitudes, self._size(weight)) != 0).view_as(weight)
 
     def _size(self, weight: Tensor) -> int | Tensor:
-        size: Any = self.number("density") * weight.numel()
+        size: Any = self._number("density") * weight.numel()
         return size.round().long() if isinstance(size, Tensor) else round(size)
 
     def extra_repr(self) -> str:
         relaxed = "" if self.strength is None else f", strength={self.strength:.4g}, p={self.p}"
-        return f"density={self.density:.4g}{relaxed}{self.shown_pattern()}"
+        return f"density={self.density:.4g}{relaxed}{self._shown_pattern()}"
 
 
 def _check_learned(scores: Any) -> None:

@@ -68,22 +68,22 @@ class TopKMask(Masking):
         check_axes(dim)
         self.k, self.dim = k, dim
 
-    def checked(self, name: str, value: Any, learned: bool = False) -> Any:
+    def _checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """The checked value; also checks that k is an int when the softness becomes None."""
-        value = super().checked(name, value, learned)
+        value = super()._checked(name, value, learned)
         if name == "_softness" and value is None and hasattr(self, "k") and not is_int(self.k):
             raise ValueError(f"`softness` can be None, which gives the hard mask, only with an int `k`, but k={self.k}")
         return value
 
     def mask(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         """The mask of these scores."""
-        return self.mask_of(x, self.number("k") if k is None else k, self.dim)
+        return self._mask_of(x, self._number("k") if k is None else k, self.dim)
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         return self.mask(x, k)
 
     def extra_repr(self) -> str:
-        return f"k={self.k}, dim={self.dim}{self.shown_softness()}"
+        return f"k={self.k}, dim={self.dim}{self._shown_softness()}"
 
 
 class TopK(TopKMask, CountsIdleUnits):
@@ -118,7 +118,7 @@ class TopK(TopKMask, CountsIdleUnits):
         Selection(values=tensor([2.0000, 0.9000]), indices=tensor([1, 3]))
     """
 
-    takes_excluded = False  # whether a selection may be filled up with entries excluded by ``-inf``
+    _takes_excluded = False  # whether a selection may be filled up with entries excluded by ``-inf``
 
     def __init__(
         self,
@@ -134,26 +134,26 @@ class TopK(TopKMask, CountsIdleUnits):
         dead_after: int = DEAD_AFTER,
     ) -> None:
         super().__init__(k, softness, relaxation, dim, straight_through, learn_softness, by)
-        self.set_up_counts(n, dead_after)
+        self._set_up_counts(n, dead_after)
         if n is not None and dim != -1:
             raise ValueError(f"`n` counts units along the last axis, which needs dim=-1, but got dim={dim}")
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
-        k = self.number("k") if k is None else k
+        k = self._number("k") if k is None else k
         check_scores(x, self.dim, joint=True)
-        self.check_units(x)
+        self._check_units(x)
         kept = keep_largest(x, k, self.dim, self.by) if self.softness is None else None
         y, mask = kept[:2] if kept else keep_masked(x, lambda entries: self.mask(entries, k))
         if self.training and self.idle is not None:
             is_hard = self.softness is None or self.straight_through
-            self._count(x.detach(), mask.detach() if is_hard else self.mask_of(x.detach(), _whole(k), -1, hard=True))
+            self._count(x.detach(), mask.detach() if is_hard else self._mask_of(x.detach(), _whole(k), -1, hard=True))
         return y
 
     def _count(self, x: Tensor, mask: Tensor) -> None:
         was_kept = ((mask != 0) & (x != 0)).reshape(-1, x.shape[-1])
         counts: Any = was_kept.sum(0) if is_dtensor(was_kept) else None
         of_units = was_kept.any(0) if counts is None else counts.full_tensor() > 0
-        self.count_idle(of_units, was_kept.shape[0])
+        self._count_idle(of_units, was_kept.shape[0])
 
     def select(self, x: Tensor, k: int | None = None) -> Selection:
         """The k largest entries as values and indices, without the zeros.
@@ -173,18 +173,18 @@ class TopK(TopKMask, CountsIdleUnits):
         k = checked_int("k", self.k if k is None else k, "an int for a selection, since all rows have as many entries")
         rows = as_rows(x, self.dim)
         wide = rows.to(compute_dtype(rows))
-        scores = self.scores_of(wide.detach())
-        indices = places_of_largest(scores, k, may_exclude=self.takes_excluded)
+        scores = self._scores_of(wide.detach())
+        indices = places_of_largest(scores, k, may_exclude=self._takes_excluded)
         values = wide.masked_fill(wide == -torch.inf, 0).gather(-1, indices)
         if self.softness is not None:
-            values = values * self.mask_of(wide, k, -1).gather(-1, indices)
+            values = values * self._mask_of(wide, k, -1).gather(-1, indices)
         values = values.to(x.dtype)
         if isinstance(self.dim, tuple):
             return Selection(values, indices)
         return Selection(as_axes(values, x, self.dim), as_axes(indices, x, self.dim))
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + self.shown_units()
+        return super().extra_repr() + self._shown_units()
 
 
 def _whole(k: float | Tensor) -> int | Tensor:
@@ -232,7 +232,7 @@ class GatherTopK(Masking):
         super().__init__(softness, relaxation, softness is not None, learn_softness)
         self.k = k
 
-    def checked(self, name: str, value: Any, learned: bool = False) -> Any:
+    def _checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """The checked ``k``, an int whatever the softness, or the checked softness."""
         if name == "k":
             k = checked_int("k", value)
@@ -241,7 +241,7 @@ class GatherTopK(Masking):
             return k
         if value is not None and not self.straight_through:
             raise ValueError("`softness` cannot be assigned to a module without one: construct it with a softness")
-        return super().checked(name, value, learned)
+        return super()._checked(name, value, learned)
 
     def forward(self, scores: Tensor, tokens: Tensor, k: int | None = None) -> Selection:
         check_scores(scores, -1)
@@ -254,9 +254,9 @@ class GatherTopK(Masking):
         indices = places_of_largest(wide.detach(), k)
         values = tokens.gather(-2, indices.unsqueeze(-1).expand(*indices.shape, tokens.shape[-1]))
         if self.softness is not None:
-            weights = self.mask_of(wide, k, -1).gather(-1, indices).unsqueeze(-1)
+            weights = self._mask_of(wide, k, -1).gather(-1, indices).unsqueeze(-1)
             values = (values * weights).to(tokens.dtype)
         return Selection(values, indices)
 
     def extra_repr(self) -> str:
-        return f"k={self.k}{self.shown_softness()}"
+        return f"k={self.k}{self._shown_softness()}"
