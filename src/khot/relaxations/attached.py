@@ -71,7 +71,7 @@ class _Values(Function):
                 return *threshold.mask_derivative.within(call, x, s, anchor, offset, grad, *options), *(None,) * 4
             return *exact.mask_derivative_in_parts(x, s, anchor, offset, grad, *options, setting.shards), *(None,) * 4
         offset = offset_of(x, k, s, anchor, offset, setting, call=call)
-        return *_derivative(ctx, x, k, s, Threshold(anchor, offset), grad, None), *(None,) * 4
+        return *_derivative(ctx, x, s, Threshold(anchor, offset), grad, None), *(None,) * 4
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, int]:
@@ -102,7 +102,7 @@ class _Offset(Function):
             return *threshold.threshold_derivative.within(call, x, s, anchor, offset, grad, *options), *(None,) * 3
         if again:
             offset = offset_of(x, k, s, anchor, offset, setting, call=call)
-        return *_derivative(ctx, x, k, s, Threshold(anchor, offset), None, grad), *(None,) * 3
+        return *_derivative(ctx, x, s, Threshold(anchor, offset), None, grad), *(None,) * 3
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, int]:
@@ -110,17 +110,17 @@ class _Offset(Function):
 
 
 def _derivative(
-    ctx: Any, x: Tensor, k: Tensor, s: Tensor, at: Threshold, grad_y: Tensor | None, grad_offset: Tensor | None
+    ctx: Any, x: Tensor, s: Tensor, at: Threshold, grad_y: Tensor | None, grad_offset: Tensor | None
 ) -> _Grads:
-    grad_x, grad_k, grad_s = derivative(map_rows(x, k, s, at, ctx.setting), grad_y, grad_offset)
+    grad_x, grad_k, grad_s = derivative(map_rows(x, s, at, ctx.setting), grad_y, grad_offset)
     needs_x, needs_k, needs_s = ctx.needs_input_grad[:3]
     return grad_x.to(x.dtype) if needs_x else None, grad_k if needs_k else None, grad_s if needs_s else None
 
 
-def map_rows(x: Tensor, k: Tensor, s: Tensor, at: Threshold, setting: Setting) -> MapRows:
+def map_rows(x: Tensor, s: Tensor, at: Threshold, setting: Setting) -> MapRows:
     """The quantities that the derivatives need."""
     link, kind, _, shards = setting
-    return MapRows.of(x, s.to(x.device), at, link, kind, reductions(shards), k.to(x.device))
+    return MapRows.of(x, s.to(x.device), at, link, kind, reductions(shards))
 
 
 def _tangents(ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | None, ds: Tensor | None) -> list[Tensor]:
@@ -128,7 +128,7 @@ def _tangents(ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | Non
     if ctx.setting.shards is not None:
         raise NotImplementedError("sharded rows have no forward-mode derivatives: use backward()")
     at = Threshold(anchor, offset_of(x, k, s, anchor, offset, ctx.setting))
-    dy, dc = tangents(map_rows(x, k, s, at, ctx.setting), dx, dk, ds)
+    dy, dc = tangents(map_rows(x, s, at, ctx.setting), dx, dk, ds)
     return [dy.to(x.dtype), dc]
 
 

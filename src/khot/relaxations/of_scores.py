@@ -59,7 +59,7 @@ class _OfScores(Function):
         if is_differentiated_again(call):
             k, s, anchor, offset = found.of_rows(x)
             at = Threshold(anchor, offset_of(x, k, s, anchor, offset, found.setting, call=call))
-            grad_x = derivative(map_rows(x, k, s, at, found.setting), grad, None)[0]
+            grad_x = derivative(map_rows(x, s, at, found.setting), grad, None)[0]
             return grad_x.to(x.dtype), None, None
         if call.is_plain and found.short is not None:
             grad_x = found.short.gradient(x, found.softness, found.anchor, found.offset, grad, link, kind)

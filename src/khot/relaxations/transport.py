@@ -58,10 +58,6 @@ class _TwoAnchors(Link, name="two_anchors"):
     def log_hazard(self, z: Tensor) -> Tensor:
         return torch.full_like(z, LOG_2)
 
-    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        rate, bend = LOGISTIC.limits_at_ends(2 * z, 2 * beyond, share)
-        return 2 * rate, bend
-
     def slope_at(self, p: Tensor) -> Tensor:
         return 2 * LOGISTIC.slope_at(p)
 

@@ -18,7 +18,6 @@ from khot._names import names_in_code
 from .names import find_link, name_of, register, remember
 
 LOG_2 = math.log(2)
-INFINITE = 1e30  # replaces a limit that is infinite; finite in float32
 ONE_DEVIATION = tuple(0.5 * math.erfc(-d / math.sqrt(2)) for d in (-1, 0, 1))  # of the normal law, as probabilities
 
 
@@ -204,15 +203,6 @@ class Link(metaclass=LinkType):
         """log of the ratio of F' and the short tail, F below 0 and 1 - F above, for z far from 0."""
         tail = torch.where(z > 0, self.log_complement(z), self.log_value(z))
         return self.log_slope(z) - tail.clamp(min=math.log(torch.finfo(z.dtype).tiny))
-
-    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        """r = (log F')' and the limit of (r - r_0) / sum F' as all z tend to -inf or to inf together.
-
-        Second derivatives in k at k = 0 and k = n consist of these. ``beyond`` are the differences to the nearest
-        item, whose r is r_0, and ``share`` are the shares of the slopes. An infinite limit is replaced by ``INFINITE``
-        with its sign. For a link without this method, autograd at ``reach`` is used.
-        """
-        raise NotImplementedError
 
 
 class SymmetricLink(Link):

@@ -43,8 +43,5 @@ class CappedExponential(Link, name="capped_exponential"):
     def log_hazard(self, z: Tensor) -> Tensor:
         return torch.zeros_like(z)
 
-    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        return (z < 0).to(z.dtype), torch.zeros_like(z)
-
 
 CAPPED_EXPONENTIAL = CappedExponential()

@@ -50,8 +50,5 @@ class Laplace(SymmetricLink, name="laplace"):
     def log_hazard(self, z: Tensor) -> Tensor:
         return torch.zeros_like(z)
 
-    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        return -z.sign(), torch.zeros_like(z)
-
 
 LAPLACE = Laplace()

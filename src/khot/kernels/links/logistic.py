@@ -60,8 +60,5 @@ class Logistic(Link, name="logistic"):
     def log_hazard(self, z: Tensor) -> Tensor:
         return torch.zeros_like(z)
 
-    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        return -z.sign(), 2 * z.sign() * share  # r = 1 - 2 F, and the tails u are their own slopes
-
 
 LOGISTIC = Logistic()

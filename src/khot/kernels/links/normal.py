@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from .base import INFINITE, Moments, SymmetricLink
+from .base import Moments, SymmetricLink
 
 SQRT_HALF = math.sqrt(0.5)
 INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
@@ -42,9 +42,6 @@ class Normal(SymmetricLink, name="normal"):
 
     def log_hazard(self, z: Tensor) -> Tensor:
         return 0.5 * math.log(2 / math.pi) - torch.special.erfcx(SQRT_HALF * z.abs()).log()
-
-    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        return -z, (-INFINITE * beyond).clamp(-INFINITE, INFINITE)  # r = -z; items that are not tied have no limit
 
 
 NORMAL = Normal()

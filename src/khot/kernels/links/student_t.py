@@ -28,7 +28,7 @@ from torch import Tensor
 
 from khot._validation import checked_int
 
-from .base import INFINITE, LOG_2, SymmetricLink
+from .base import LOG_2, SymmetricLink
 
 DENSITY = {1: 1 / math.pi, 2: 1.0, 4: 12.0}  # F' r^(df + 1), for the degrees of freedom that have an elementary F
 
@@ -95,12 +95,6 @@ class StudentT(SymmetricLink, name="student_t"):
     def log_derivative(self, z: Tensor) -> Tensor:
         a = _size(z)
         return torch.where(z > 0, self.slope(a) / (1 - self._tail(a)), self._decay(a))
-
-    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        rate = -(self.df + 1) / torch.where(z == 0, 1.0, z)
-        factor = 2 * torch.pi if self.df == 1 else INFINITE  # z^(df - 1) (df + 1) / DENSITY
-        number = (share > 0).sum(-1, keepdim=True).clamp(min=1)  # 0 in a row of infinite scores
-        return rate, (factor * beyond / number).clamp(-INFINITE, INFINITE)
 
     def _radius(self, z: Tensor) -> Tensor:
         return torch.hypot(z, torch.full_like(z, math.sqrt(self.df)))

@@ -27,7 +27,6 @@ from khot._torch_internals import is_recorded, is_shape_only, is_traced_by_mode,
 
 from ..exact.rows import Threshold, compute_dtype
 from ..links.base import Link
-from .ends import growth_at
 from .gaps import FARTHEST, are_far, density_of, exact_shares, mean_distance
 from .kinds import Kind, ratios, root_of, shrink
 from .reductions import WHOLE, Whole
@@ -48,7 +47,6 @@ class MapRows(NamedTuple):
         link: The link F.
         kind: The kind of map.
         over: The reductions for numbers of rows.
-        k: The sum, for its own derivatives at 0 and n; None if these are not needed.
         least: The lower limit of a sum of slopes, whose inverse might otherwise leave the range of the dtype of x.
     """
 
@@ -59,27 +57,16 @@ class MapRows(NamedTuple):
     link: Link
     kind: Kind
     over: Whole
-    k: Tensor | None
     least: float
 
     @classmethod
-    def of(
-        cls, x: Tensor, s: Tensor, at: Threshold, link: Link, kind: Kind, over: Whole = WHOLE, k: Tensor | None = None
-    ) -> "MapRows":
+    def of(cls, x: Tensor, s: Tensor, at: Threshold, link: Link, kind: Kind, over: Whole = WHOLE) -> "MapRows":
         wide, least = x.double(), torch.finfo(compute_dtype(x)).tiny
-        a, sign = (wide.abs(), wide.sign()) if kind.absolute else (wide, None)
-        rows = cls(a, sign, s, at, link, kind, over, k, least)
-        ends = rows.ends
-        if ends is None:
-            return rows
-        return rows._replace(at=Threshold(at.anchor, torch.where(ends, at.offset.detach(), at.offset)))
-
-    @property
-    def ends(self) -> Tensor | None:
-        """The rows with k = 0 or k = n, if k is given and the limits of their derivatives are known."""
-        if self.k is None or self.kind.absolute or type(self.link).limits_at_ends is Link.limits_at_ends:
-            return None
-        return self.at.offset.detach().abs() == self.link.reach
+        if kind.absolute:
+            return cls(wide.abs(), wide.sign(), s, at, link, kind, over, least)
+        constant = at.offset.detach()
+        offset = torch.where(constant.abs() == link.reach, constant, at.offset)
+        return cls(wide, None, s, Threshold(at.anchor, offset), link, kind, over, least)
 
     @property
     def constant(self) -> "MapRows":
@@ -219,9 +206,8 @@ def shares_of(rows: MapRows, items: Items, g: Tensor) -> tuple[Items, Shares]:
         rate = torch.where(moves, torch.where(moves, total, 1.0).reciprocal(), 0.0)
         norm = over.seen(torch.where(moves, total, torch.inf))[0].unsqueeze(-1)
         return items, Shares(slope, norm, rate, rate * first, rate * pull, rate * pull, moment, first)
-    far, ends = are_far(total), rows.ends
-    special = far if ends is None else far | ends
-    if not can_tell(special) or bool(special.any()):
+    far = are_far(total)
+    if not can_tell(far) or bool(far.any()):
         return _shares_in_gaps(rows, items, g, total, far)
     norm = over.seen(total)[0].unsqueeze(-1)
     mean, rate = pull / total, total.clamp(min=rows.least).reciprocal()
@@ -231,7 +217,8 @@ def shares_of(rows: MapRows, items: Items, g: Tensor) -> tuple[Items, Shares]:
 def _shares_in_gaps(rows: MapRows, items: Items, g: Tensor, total: Tensor, far: Tensor) -> tuple[Items, Shares]:
     """For rows whose slopes all underflow, the ``far`` ones: from ratios of slopes, which follow from differences of x.
 
-    Also handles the limits of derivatives in rows with k = 0 or k = n.
+    With k = 0 or k = n, k moves the threshold infinitely far. Then the shares, and so all first derivatives, are
+    limits, but those of the shares themselves are taken at a constant threshold.
     """
     z, link, over, column, fixed = items.z, rows.link, rows.over, far.unsqueeze(-1), rows.constant
     exact = torch.where(column, exact_shares(fixed.a, fixed.s, fixed.at, link, over), 0.0)
@@ -240,12 +227,6 @@ def _shares_in_gaps(rows: MapRows, items: Items, g: Tensor, total: Tensor, far: 
     norm = torch.where(norm > 0, norm, 1.0)
     share, inverse = weight / over.seen(norm)[0].unsqueeze(-1), 1 / link.value(z.clamp(min=0.0))
     density = torch.where(far, norm * density_of(z.detach(), link, over), total).clamp(min=rows.least)
-    ends = rows.ends
-    if ends is not None and rows.k is not None and (not can_tell(ends) or bool(ends.any())):
-        growth = growth_at(ends, z, share, density, rows.a, rows.s, rows.k, link)
-        share, density, inverse = share + growth.share, growth.density, inverse * (1 - growth.value)
-        factor = None if items.factor is None else items.factor + growth.factor
-        items = items._replace(slope=items.slope + growth.slope, factor=factor)
     direct = g * (items.slope if items.factor is None else items.factor)
     pulled, above, below, pull, moment, slope_moment = over.sum(
         (share * g).sum(-1),

@@ -101,7 +101,7 @@ def mean_distance(
     proportion to their mean hazards, of which ``power`` is the exponent: 0 for exponential tails, 1 for normal ones.
     """
     (mean,) = over.sum((share * z).sum(-1))
-    if type(link).limits_at_ends is Link.limits_at_ends:
+    if type(link).log_decay is Link.log_decay:
         return mean
     gap = gap_around(x, s, at, link, over)
     half = ((gap.above.edge - gap.below.edge) * 0.5 / s.unsqueeze(-1)).squeeze(-1)
@@ -112,8 +112,8 @@ def mean_distance(
     (spread,) = over.sum((weight * torch.where(weight > 0, x - edge, 0.0)).sum(-1) / s)
     exact = spread  # for a compact link, whose threshold stays at the cap of the nearest item above
     if not link.compact:
-        column = half.unsqueeze(-1)
-        rate = link.limits_at_ends(column, torch.zeros_like(column), torch.ones_like(column))[0].squeeze(-1)
+        # -(log F')' at the ends, exact if it is linear in z, as those of exponential and of normal tails are.
+        rate = 0.5 * link.log_decay(half, torch.full_like(half, 2.0)) - 2 * link.log_decay(half, torch.ones_like(half))
         power = (link.log_hazard(NEXT * half) - link.log_hazard(half / NEXT)) / (2 * math.log(NEXT))
-        exact = (1 + power) * (0.5 * (gap.above.tails - gap.below.tails) / rate.abs() + spread)
+        exact = (1 + power) * (0.5 * (gap.above.tails - gap.below.tails) / rate + spread)
     return mean + torch.where(wide, exact - mean.detach(), 0.0)
