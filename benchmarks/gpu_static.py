@@ -40,8 +40,7 @@ COLD = {  # functions that a usual row does not enter
     "triton_forward._growth",
 }
 SEARCH = {"triton_search.advance"}
-STEPS = {"logistic": 2, "laplace": 2, "normal": 2, "clip": 3, "clip_power": 3, "exp": 2.5, "student_t_1": 3}
-STEPS |= {"student_t_2": 3, "student_t_4": 2}
+STEPS = {"logistic": 2, "laplace": 2, "clip": 3, "clip_power": 3, "exp": 2.5}
 LAUNCH = 2e-6  # seconds that a launch takes however little it does
 
 

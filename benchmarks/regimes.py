@@ -99,7 +99,6 @@ WITHOUT_K = [
 LEVELS = torch.tensor([0.1, 0.5, 0.9])
 MAPS: dict[str, Operation] = {
     **{function.__name__: function for function in WITH_K},
-    "capped_simplex_map StudentT(4)": partial(khot.capped_simplex_map, link=khot.StudentT(4)),
     **{
         f"{function.__name__} p={p}": partial(function, p=value)
         for function in SPARSE

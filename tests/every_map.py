@@ -94,7 +94,6 @@ MAPS = [
     AnyMap(khot.transport_topk, with_sum(2)),
     AnyMap(khot.capped_softmax, with_sum(2.5)),
     AnyMap(khot.capped_simplex_map, lambda f, x, s: f(x, 2.5, s, link=NamedCauchy(0.7))),
-    AnyMap(khot.capped_simplex_map, lambda f, x, s: f(x, 2.5, s, link=khot.StudentT(2)), "student_t"),
     AnyMap(khot.sparse_topk, with_sum(2.5), "two"),
     AnyMap(khot.sparse_topk, lambda f, x, s: f(x, 3, s, p=1.5), "any_p"),
     AnyMap(khot.sparse_topk_magnitude, with_sum(2.5), "two"),

@@ -25,10 +25,7 @@ from khot import (
     sparse_topk_signed,
     transport_topk,
 )
-from khot.kernels.call import call_of
-from khot.kernels.threshold.kinds import MASK
-from khot.relaxations import Link, StudentT
-from khot.relaxations.engine import ThresholdMap
+from khot.relaxations import Link
 
 
 def behind(member: Any) -> Any:
@@ -191,25 +188,6 @@ RELAXATIONS = [
     sparse("sparse_topk_any_p", p=1.7, interpreted=True),
 ]
 
-
-def log_of(link: Link, x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
-    return ThresholdMap(link, "scale", MASK).logarithm(call_of(x, k, scale), x, k, scale, dim)
-
-
-def student_t(df: int, interpreted: bool = False) -> RelaxationCase:
-    link = StudentT(df)
-    return RelaxationCase(
-        f"student_t_{df}",
-        partial(capped_simplex_map, link=link),
-        scipy.stats.t(df).cdf,
-        softness="scale",
-        log=partial(log_of, link),
-        interpreted=interpreted,
-    )
-
-
-# Links to be named in ``capped_simplex_map``: as maps they are one.
-LINKED = [student_t(2), student_t(1), student_t(4, interpreted=True)]
 
 ODD_MAPS = [
     RelaxationCase(

@@ -188,7 +188,6 @@ CALLS |= {
         khot.isotonic_lp, {"s": LOGITS, "w": LOGITS.abs(), "p": 1.5, "strength": 1.0}, s="vector", w="vector"
     ),
     "Logistic": call(khot.Logistic, {}),
-    "StudentT": call(khot.StudentT, {"df": 2}),
     "fenchel_young_topk_loss": call(khot.fenchel_young_topk_loss, {**X, "target": TARGET, "k": 2}, target="target"),
     "FenchelYoungTopKLoss": call(nn.FenchelYoungTopKLoss, {"k": 2}, used(nn.FenchelYoungTopKLoss, LOGITS, TARGET)),
     "topk_cross_entropy": call(khot.topk_cross_entropy, {**X, "target": CLASSES, "p_k": [0.5, 0.5]}, target="classes"),

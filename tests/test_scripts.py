@@ -35,7 +35,7 @@ OWN_TESTS = {  # of the experiments that test_smoke.py does not run
     "vit_experts": "test_vit_experts.py",
 }
 UNTIMED = {  # public names that are no map, design or estimator of their own
-    "AdaptiveStep", "Link", "Logistic", "MovingAverage", "SamplingDesign", "StudentT", "horvitz_thompson",
+    "AdaptiveStep", "Link", "Logistic", "MovingAverage", "SamplingDesign", "horvitz_thompson",
     "straight_through_value",
 }  # fmt: skip
 HELPERS = {

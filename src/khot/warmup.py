@@ -3,9 +3,8 @@
 A loop is compiled at its first call, which takes a second or a few, and stored in the user's cache folder for later
 processes. This module calls functions, designs and modules once with small tensors of each dtype that has its own
 loops. It is meant for container images and clusters, where the cache folder (``KHOT_CACHE_DIR``) is part of the image
-or shared. Without names it compiles all loops except those of :class:`~khot.relaxations.StudentT`, which differ with
-its degrees of freedom. A design includes what its :class:`~khot.ReinMax` needs, whether it is given by ``logits`` or by
-``probs``. In an installation without numba there is nothing to compile.
+or shared. Without names it compiles all loops. A design includes what its :class:`~khot.ReinMax` needs, whether it is
+given by ``logits`` or by ``probs``. In an installation without numba there is nothing to compile.
 
 Example:
     $ KHOT_CACHE_DIR=/opt/khot python -m khot.warmup sigmoid_topk ConditionalPoisson

@@ -92,35 +92,6 @@ CAUCHY = ReferenceLink(
 )
 
 
-def student_t(df: int) -> ReferenceLink:
-    """By the angle whose tangent is sqrt(df) / abs(z), for 1, 2 and 4 degrees of freedom."""
-
-    def angle(z: Tensor) -> Tensor:
-        return torch.atan2(torch.full_like(z, math.sqrt(df)), z.abs())
-
-    def log_tail(z: Tensor) -> Tensor:
-        if df == 1:
-            return (angle(z) / math.pi).log()
-        s = (angle(z) / 2).sin()
-        return df * s.log() + (torch.log(3 - 2 * s * s) if df == 4 else 0)
-
-    def log_value(z: Tensor) -> Tensor:
-        return torch.where(z > 0, (-log_tail(z).exp()).log1p(), log_tail(z))
-
-    def value(z: Tensor) -> Tensor:
-        return torch.where(z > 0, 1 - log_tail(z).exp(), log_tail(z).exp())
-
-    highest = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi)
-    return ReferenceLink(
-        f"student_t_{df}",
-        value=value,
-        complement=lambda z: value(-z),
-        log_value=log_value,
-        log_complement=lambda z: log_value(-z),
-        log_slope=lambda z: highest + (df + 1) * angle(z).sin().log(),
-    )
-
-
 CAPPED_EXPONENTIAL = ReferenceLink(
     "capped_exponential",
     value=lambda z: z.clamp(max=0).exp(),

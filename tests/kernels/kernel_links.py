@@ -5,17 +5,11 @@ from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC
-from khot.kernels.links.normal import NORMAL
-from khot.kernels.links.student_t import StudentT
 
 LINKS: list[Link] = [
     LOGISTIC,
     LAPLACE,
-    NORMAL,
     clipped_power(2.0),
     clipped_power(1.5),
     CAPPED_EXPONENTIAL,
-    StudentT(1),
-    StudentT(2),
-    StudentT(4),
 ]

@@ -24,15 +24,15 @@ def masks(*links: str) -> list[str]:
 # All families on one target, the longest formulas at all sizes; some of them everywhere. `python -m tests.kernels.aot`
 # takes all kernels at all sizes.
 ALL_SIZES = [
-    *masks("normal", "clip_power", "student_t_4_log"),
+    *masks("logistic", "clip_power", "logistic_log"),
     *("transport_k10", "transport_gradient_k10", "order_log_exponential_draw", "topk_mask"),
 ]
 
 ON_TARGETS = {
-    "sm_80": ["gradient_normal", "forest"],
+    "sm_80": ["gradient_logistic", "forest"],
     "sm_90": ALL_SIZES,
     "sm_100": ["gradient_clip_power", "pairs"],
-    "gfx942": ["mask_normal", "transport_gradient_k10", "tree", "topk_mask"],
+    "gfx942": ["mask_logistic", "transport_gradient_k10", "tree", "topk_mask"],
 }
 
 
@@ -124,4 +124,4 @@ def test_a_case_that_is_not_there_is_refused():
     from tests.kernels.aot import selected  # imports Triton
 
     with pytest.raises(SystemExit, match="no such case: mask_gone"):
-        selected(["mask_normal", "mask_gone"], [])
+        selected(["mask_logistic", "mask_gone"], [])

@@ -12,10 +12,9 @@ from khot import capped_simplex_map, log_sigmoid_topk, sparse_topk, sparse_topk_
 from khot.kernels.threshold.kinds import LOG_MASK, MASK
 from khot.kernels.threshold.portable import LONGEST_REACH, portable_mask
 from khot.nn import BatchTopK, ExpertChoice, KHotGate, NMSparsity, TopK, TopKMask
-from khot.relaxations import StudentT
 from khot.relaxations.linked import link_of
 from tests.inputs import normal
-from tests.maps import RELAXATIONS
+from tests.maps import RELAXATIONS, Cauchy
 
 MODULES = {
     "hard": lambda: TopK(3),
@@ -98,7 +97,7 @@ def test_logarithms(exporting):
 
 
 def test_links_with_heavy_tails_are_an_error(exporting):
-    module = TopK(2, 0.5, partial(capped_simplex_map, link=StudentT(2)))
+    module = TopK(2, 0.5, partial(capped_simplex_map, link=Cauchy()))
     with pytest.raises(NotImplementedError, match="links with exponential tails"):
         torch.export.export(module.eval(), (X,))
 

@@ -14,9 +14,9 @@ from khot.kernels.call import call_of, is_first_derivative, is_plain
 from khot.kernels.registry import Backends
 from khot.relaxations.boundary import with_call
 from tests.inputs import normal
-from tests.maps import LINKED, ODD_MAPS, RELAXATIONS
+from tests.maps import ODD_MAPS, RELAXATIONS
 
-MAPS = {case.name: case.map for case in (*RELAXATIONS, *LINKED, *ODD_MAPS)}
+MAPS = {case.name: case.map for case in (*RELAXATIONS, *ODD_MAPS)}
 MAPS |= {f"log_{case.name}": case.log for case in RELAXATIONS if case.log}
 MAPS["topk_threshold"] = topk_threshold
 X, K = normal(3, 7), torch.tensor([1.0, 2.5, 4.0])

@@ -17,9 +17,9 @@ from khot import (
     sparse_topk,
     transport_topk,
 )
-from khot.relaxations import StudentT
 from khot.relaxations.mask_log_odds import mask_log_odds
 from tests.inputs import normal
+from tests.maps import Cauchy
 
 INF = float("inf")
 SMOOTH = {
@@ -27,7 +27,7 @@ SMOOTH = {
     "lapsum": lapsum_topk,
     "normal": normal_topk,
     "transport": transport_topk,
-    "student": functools.partial(capped_simplex_map, link=StudentT(2)),
+    "own": functools.partial(capped_simplex_map, link=Cauchy()),
 }
 
 

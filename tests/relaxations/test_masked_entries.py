@@ -5,7 +5,6 @@ import torch
 from torch.func import jacfwd, jacrev
 
 from khot import (
-    StudentT,
     capped_simplex_map,
     lapsum_topk,
     log_lapsum_topk,
@@ -24,7 +23,6 @@ MAPS = {
     "log_lapsum": log_lapsum_topk,
     "normal": normal_topk,
     "capped_exponential": lambda x, k, s: capped_simplex_map(x, k, s, link=CAPPED_EXPONENTIAL),
-    **{f"student_t_{df}": lambda x, k, s, df=df: capped_simplex_map(x, k, s, link=StudentT(df)) for df in (1, 2, 4)},
     **{f"sparse_{p:.3g}": lambda x, k, s, p=p: sparse_topk(x, k, s, p=p) for p in (2.0, 1.9, 4 / 3, 1.15, 1.1)},
 }
 

@@ -6,8 +6,8 @@ hard with the gradient of the relaxed one (``straight_through=True``). The packa
 :class:`KHotGate`, which needs Pyro. Its names are not re-exported by ``khot``: ``from khot.nn import TopK``.
 
 In evaluation mode, all modules can be exported by ``torch.export`` and by ``torch.onnx.export(..., dynamo=True)``. In
-an ONNX program a relaxed mask takes a fixed number of plain operations. Links with power-law tails, such as
-:class:`~khot.StudentT`, and :func:`~khot.sparse_topk_signed` raise NotImplementedError in an export to ONNX.
+an ONNX program a relaxed mask takes a fixed number of plain operations. Links with power-law tails and
+:func:`~khot.sparse_topk_signed` raise NotImplementedError in an export to ONNX.
 
 Under ``DistributedDataParallel`` each rank selects from its own rows; ranks with equal seeds draw equal masks.
 """

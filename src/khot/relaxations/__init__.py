@@ -33,7 +33,6 @@ These rules hold for all of them, unless a docstring says otherwise:
 
 from khot.kernels.links.base import Link
 from khot.kernels.links.logistic import Logistic
-from khot.kernels.links.student_t import StudentT
 
 from ._capped_softmax import capped_softmax
 from ._straight_through import straight_through_topk, straight_through_value
@@ -57,7 +56,6 @@ from .transport import transport_topk
 __all__ = [
     "Link",
     "Logistic",
-    "StudentT",
     "capped_simplex_map",
     "capped_softmax",
     "isotonic_l2",

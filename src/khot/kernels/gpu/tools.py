@@ -157,9 +157,3 @@ def add3(a0, a1, a2, b0, b1, b2):
 @triton.jit
 def add4(a0, a1, a2, a3, b0, b1, b2, b3):
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3
-
-
-@triton.jit
-def horner4(p, u, a, b, c, d):
-    """Adds four coefficients to a polynomial in u, of which p has the earlier ones."""
-    return (((p * u + a) * u + b) * u + c) * u + d

@@ -63,10 +63,10 @@ class Link(metaclass=LinkType):
         condition: For a compact link, a bound of z F'(z) / F(z) for F(z) < 1: how much F magnifies the rounding of z.
         moments: Mean and variance of F as a distribution function, only for the first guess; None if they do not exist
             or are unknown, in which case the guess uses quantiles.
+        number: What graphs call a link of this library; None for others, also for subclasses.
         kernel: The name of its pieces for fused loops, in the files beside that of its class, see
             :mod:`khot.kernels.links.base_triton` and :mod:`khot.kernels.links.base_numba`; None, also for subclasses,
-            if it has none.
-        kernel_has_log: Whether the pieces include the logarithms.
+            if it has none. Those of compact links have no logarithms.
         q: The parameter of the pieces, if they have one; for a compact link the same as ``condition``.
 
     Links of one class are equal, and the same to compiled graphs, if their attributes are equal. To be part of an
@@ -88,7 +88,7 @@ class Link(metaclass=LinkType):
     condition: float = 1.0
     moments: Moments | None = None
     kernel: str | None = None
-    kernel_has_log: bool = False
+    number: int | None = None
     q: float = 1.0
     class_name: str
     given_name: str | None
@@ -103,7 +103,7 @@ class Link(metaclass=LinkType):
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        cls.kernel = cls.__dict__.get("kernel")
+        cls.kernel, cls.number = cls.__dict__.get("kernel"), cls.__dict__.get("number")
         cls.has_slots = cls.has_slots or bool(cls.__dict__.get("__slots__"))
         cls.known_names = names_in_code(cls)
         register(cls, cls.given_name)
@@ -126,7 +126,7 @@ class Link(metaclass=LinkType):
 
     def has_kernel(self, log: bool) -> bool:
         """Whether it has pieces for fused loops, of values or of logarithms."""
-        return self.kernel is not None and (self.kernel_has_log or not log)
+        return self.kernel is not None and not (log and self.compact)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Link) and self.key == other.key)

@@ -88,15 +88,10 @@ def numba_link(of: type[Link], variant: str, real: Real) -> NumbaLink:
 
 
 def smooth_link(
-    tails: Compiled, quantile: Compiled, far: FarTail, real: Real, ordered_tail: Compiled = None, **logarithms: Compiled
+    tails: Compiled, quantile: Compiled, far: FarTail, real: Real, log_value: Compiled, log_derivative: Compiled
 ) -> NumbaLink:
-    """The record of a link with F(-z) = 1 - F(z), from ``tails(a) -> (F(-a), F'(a))`` for a >= 0.
-
-    If rounding may exchange the order of neighbouring tails, ``ordered_tail`` is F(-a) in a form that keeps it.
-    """
+    """The record of a link with F(-z) = 1 - F(z), from ``tails(a) -> (F(-a), F'(a))`` for a >= 0."""
     zero, one = real(0), real(1)
-    if ordered_tail is None:
-        ordered_tail = inlined(lambda a: tails(a)[0])
 
     @inlined
     def terms(z, q):
@@ -105,7 +100,7 @@ def smooth_link(
 
     @inlined
     def value(z, q):
-        tail = ordered_tail(abs(z))
+        tail, _ = tails(abs(z))
         return one - tail if z > zero else tail
 
     @inlined
@@ -113,7 +108,7 @@ def smooth_link(
         _, found = tails(abs(z))
         return found
 
-    return NumbaLink(terms, value, slope, quantile, balance_step, far=far, **logarithms)
+    return NumbaLink(terms, value, slope, quantile, balance_step, log_value, log_derivative, far=far)
 
 
 @inlined

@@ -56,7 +56,6 @@ class TritonLink:
         quantile: ``(p, complement, q, LINK)``: the inverse of F at p = 1 - complement, to a few digits.
         hazard: ``(a, tail, LINK)``: F'(-a) / F(-a), without underflow of either; may use F(-a).
         log_decay: ``(start, beyond, LINK)``: log F'(-start - beyond) - log F'(-start), far out in the tail.
-        heavy: Whether the tails follow a power law.
     """
 
     name: str
@@ -65,7 +64,6 @@ class TritonLink:
     quantile: Device
     hazard: Device = constant_hazard
     log_decay: Device = exponential_decay
-    heavy: bool = False
 
     @property
     def compact(self) -> bool:
@@ -78,10 +76,6 @@ class TritonLink:
     @property
     def reach(self) -> float:
         return self.of.reach
-
-    @property
-    def has_log(self) -> bool:
-        return self.of.kernel_has_log
 
     def __repr__(self) -> str:
         """The name by which Triton distinguishes its kernels from those of other links: in memory, on disk and in code.
@@ -171,7 +165,6 @@ def value(z, q, LINK: tl.constexpr, LOG: tl.constexpr):
         tl.static_assert(not LOG, "no logarithm of this link")
         return tl.where(z < LINK.cap * LINK.unit, tail, 1.0)
     elif LOG:
-        tl.static_assert(LINK.has_log, "no logarithm of this link")
         return tl.where(z > 0, _log_complement(tail), LINK.log_tail(tl.abs(z) * (1.0 / LINK.unit), tail, LINK))
     else:
         return tl.where(z > 0, 1.0 - tail, tail)
@@ -188,7 +181,7 @@ def _log_complement(tail):
 @triton.jit
 def log_derivative(z, slope, tail, LINK: tl.constexpr):
     """F'(z) / F(z), the derivative of log F, at ``unit * z``, from F' and the short tail there."""
-    tl.static_assert(LINK.has_log, "no logarithm of this link")
+    tl.static_assert(not LINK.compact, "no logarithm of this link")
     return tl.where(z > 0, quotient(slope, 1.0 - tail), LINK.hazard(tl.abs(z) * (1.0 / LINK.unit), tail, LINK))
 
 

@@ -12,6 +12,7 @@ from .base import Link, Moments
 class CappedExponential(Link, name="capped_exponential"):
     """F(z) = min(1, exp z): compact above, exponential below."""
 
+    number = 4
     compact = True
     reaches_zero = False
     reach = 800.0  # exp(-800) is 0 in double precision

@@ -22,6 +22,7 @@ class ClippedPower(Link, name="clipped_power"):
         p: Exponent of the regulariser, 1 < p <= 2.
     """
 
+    number = 3
     compact = True
     reach = 1.0
 

@@ -13,9 +13,10 @@ from .base import LOG_2, Moments, SymmetricLink
 class Laplace(SymmetricLink, name="laplace"):
     """F(z) = exp(z) / 2 for z <= 0 and 1 - exp(-z) / 2 above."""
 
+    number = 1
     reach = 800.0
     moments = Moments(mean=0.0, variance=2.0)
-    kernel, kernel_has_log = "laplace", True
+    kernel = "laplace"
 
     def value(self, z: Tensor) -> Tensor:
         tail = self.slope(z)

@@ -33,4 +33,4 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         decay = exp(-abs(z))
         return decay / (two - decay) if z > zero else one
 
-    return smooth_link(tails, _quantile, EXPONENTIAL_TAIL, real, log_value=log_value, log_derivative=log_derivative)
+    return smooth_link(tails, _quantile, EXPONENTIAL_TAIL, real, log_value, log_derivative)

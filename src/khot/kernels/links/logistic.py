@@ -16,9 +16,10 @@ from .base import Link, Moments
 class Logistic(Link, name="logistic"):
     """F(z) = 1 / (1 + exp(-z))."""
 
+    number = 0
     reach = 800.0  # exp(-800) is 0 in double precision
     moments = Moments(mean=0.0, variance=math.pi**2 / 3)
-    kernel, kernel_has_log = "logistic", True
+    kernel = "logistic"
 
     def value(self, z: Tensor) -> Tensor:
         return torch.sigmoid(z)

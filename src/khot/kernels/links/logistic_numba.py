@@ -35,4 +35,4 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         decay = exp(-abs(z))
         return (decay if z > zero else one) / (one + decay)
 
-    return smooth_link(tails, _quantile, EXPONENTIAL_TAIL, real, log_value=log_value, log_derivative=log_derivative)
+    return smooth_link(tails, _quantile, EXPONENTIAL_TAIL, real, log_value, log_derivative)

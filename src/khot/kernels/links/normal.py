@@ -18,9 +18,9 @@ INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 class Normal(SymmetricLink, name="normal"):
     """F(z) = erfc(-z / sqrt 2) / 2, the standard normal distribution function."""
 
+    number = 2
     reach = 40.0  # erfc(40 / sqrt 2) is 0 in double precision
     moments = Moments(mean=0.0, variance=1.0)
-    kernel = "normal"
 
     def value(self, z: Tensor) -> Tensor:
         return 0.5 * torch.erfc(-SQRT_HALF * z)

@@ -97,7 +97,7 @@ def _bracket(rows: Rows, span: Span, width: Tensor) -> tuple[Tensor, Tensor, Ten
     for _ in range(WIDENINGS):
         low = (span.lowest - width * rows.softness - 4 * EPS * span.lowest.abs()).clamp(-largest, largest)
         high = (span.highest + width * rows.softness + 4 * EPS * span.highest.abs()).clamp(-largest, largest)
-        if rows.link.kernel is not None:
+        if rows.link.number is not None:
             break
         nothing = torch.zeros_like(low)
         at_low, at_high = (evaluate(rows, Threshold(end, nothing))[1] for end in (low, high))
@@ -193,7 +193,7 @@ def _leave_kink(rows: Rows, at: Threshold) -> tuple[Threshold, Tensor]:
     else:
         room = (0.5 * right - 0.5 * left) * (2 / rows.softness) - 1
         free, beyond = (count == rows.k) & (room >= 0), (0.5 * room).clamp(max=1)
-        if rows.link.kernel is None:  # a user's own, whose ends may lie elsewhere than at 0 and 1
+        if rows.link.number is None:  # a user's own, whose ends may lie elsewhere than at 0 and 1
             free &= (rows.link.value(-beyond) == 0) & (rows.link.complement(1 + room - beyond) == 0)
     return Threshold(torch.where(free, left, at.anchor), torch.where(free, beyond, at.offset)), free
 

@@ -35,7 +35,6 @@ NARROWEST, WIDEST = (
 )  # scales with which nothing overflows except in rows that are left to other code anyway
 NO_QUANTILES = math.nan, math.nan, math.nan, math.nan
 SHORT = 2.0**-30  # of a step between neighbouring doubles, relative to distances from the threshold
-FAR = 8.0  # scales over which tails fall by a factor
 LAST_UNITS = 8.0  # units in the last place by which a sum may be off after NEWTON_STEPS
 JUST_ABOVE = 2.0**-10  # scales by which t lies above an item that is about to reach its cap
 SLACK = 2.0**-10  # scales by which an approximate quantile may be off
@@ -84,9 +83,8 @@ def _judge(link: NumbaLink, grows: bool, real: Real) -> Compiled:
 
     @inlined
     def of_smooth(i, signed, total, slope, excess, move, t, sigma, q):
-        sure, reach = excess != 0 or total >= smallest, tolerance * sigma
-        # In distant power-law tails a step is negligible beside the distances of the items, and may be their rounding.
-        return FOUND if sure and (abs(move) <= reach or FAR * abs(move) * slope <= reach * total) else LOST
+        sure = excess != 0 or total >= smallest
+        return FOUND if sure and abs(move) <= tolerance * sigma else LOST
 
     @inlined
     def of_compact(i, signed, total, slope, excess, move, t, sigma, q):

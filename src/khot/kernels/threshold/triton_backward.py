@@ -168,7 +168,7 @@ def _differentiate_rows(
 ):  # fmt: skip
     """dL/dx, dL/dk and dL/ds of rows; for split rows the sums of a chunk, or its dL/dx from all sums."""
     FLAGGED: tl.constexpr = TILE.stage == "flagged"
-    HAS_GAPS: tl.constexpr = FLAGGED and not (LINK.heavy or (LINK.compact and LINK.reaches_zero))
+    HAS_GAPS: tl.constexpr = FLAGGED and not (LINK.compact and LINK.reaches_zero)
     LOG: tl.constexpr = KIND == "log_mask"
     row = row.to(tl.int64)
     scale = (per_row(row, scales[0], scales[1], scales[2]) * TILE.factor).to(TILE.dtype)
