@@ -38,7 +38,6 @@ LEVELS = {
     "losses": 6,
     "diagnostics": 6,
     "nn": 7,
-    "warmup": 8,
     "sklearn": 8,
 }
 SHARED_BY_OPERATIONS = {

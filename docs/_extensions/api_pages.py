@@ -22,7 +22,7 @@ PACKAGES = {  # in the order in which a name that two of them list finds its hom
     "khot.kernels": "Backends",
 }
 # What users meet without a place in `__all__`: the results of a function, and what they may call of the kernels.
-BESIDES = {"khot.diagnostics": ["Comparison", "Report"], "khot.kernels": ["backend", "explain", "Explanation"]}
+BESIDES = {"khot.diagnostics": ["Comparison", "Report"], "khot.kernels": ["backend"]}
 RECOMMENDED = {  # the members that a reader should meet first
     "khot.relaxations": ["sigmoid_topk", "sparse_topk", "topk_mask", "straight_through_topk"],
     "khot.distributions": ["ConditionalPoisson", "Pivotal", "Sampford", "GumbelTopK"],

@@ -1,5 +1,6 @@
 """Which backend runs, and how a kernel goes through rows."""
 
+import logging
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from khot import sigmoid_topk
+from khot import capped_simplex_map, sigmoid_topk
 from khot.kernels import backend, registry, threshold
 from khot.kernels.call import call_of
 from khot.kernels.gpu import plans
@@ -16,6 +17,9 @@ from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC, Logistic
 from khot.kernels.links.normal import NORMAL
 from khot.kernels.operators import platforms
+from khot.kernels.operators.platforms import HAS_NUMBA
+from khot.kernels.order_sampling import order_draw
+from khot.kernels.random_numbers.philox import Place
 from khot.kernels.threshold.kinds import LOG_MASK, MASK
 from khot.kernels.transport import sorted_transport
 from khot.relaxations.engine import ThresholdMap
@@ -29,7 +33,7 @@ class Shifted(Logistic):
 
 
 def test_only_links_with_a_copy_in_the_kernels_use_it():
-    assert [link.kernel for link in (LOGISTIC, LAPLACE, NORMAL)] == ["logistic", "laplace", "normal"]
+    assert [link.kernel for link in (LOGISTIC, LAPLACE, NORMAL)] == ["logistic", "laplace", None]
     assert clipped_power(2.0).kernel == "clip" and clipped_power(1.5).kernel == "clip_power"
     assert Shifted().kernel is None
 
@@ -51,6 +55,50 @@ def test_a_cpu_runs_numba_where_it_is():
     with backend("torch"):
         assert threshold.mask.implementation(*arguments) is plain
         assert not threshold.mask.fuses(*threshold.mask.asks(*arguments))
+
+
+def told(caplog, function, *args, **kwargs):
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, logger="khot"):
+        function(*args, **kwargs)
+    return caplog.messages
+
+
+def test_a_line_says_which_backend_computes_a_call_and_why_not_one_before_it(caplog):
+    x, elsewhere = torch.randn(2, 5), "Triton's kernels run on CUDA and ROCm devices"
+    (line,) = told(caplog, sigmoid_topk, x, 2)
+    before = "" if HAS_NUMBA else "; not on numba: numba is not installed: pip install numba"
+    assert line == f"threshold_mask runs on {USUAL}; not on triton: {elsewhere}{before}"
+    with backend("torch"):
+        (line,) = told(caplog, sigmoid_topk, x, 2)
+    reason = "the requested backend is torch"
+    assert line == f"threshold_mask runs on torch; not on triton: {reason}; not on numba: {reason}"
+    (line,) = told(caplog, order_draw, *order_arguments(x, 0))
+    assert line.endswith("; not on triton: " + elsewhere + "; not on numba: there is nothing to draw") or not HAS_NUMBA
+    sigmoid_topk(x, 2)
+    assert caplog.messages == [line]  # nothing at the usual level
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="its reason would be that it is not installed")
+def test_a_line_has_the_reason_of_the_operation(caplog):
+    x = torch.randn(2, 5)
+    for link, reason in ((Shifted(), "the link Shifted has no loops"), (NORMAL, "the link Normal has no loops")):
+        (line,) = told(caplog, capped_simplex_map, x, 2, link=link)
+        assert line.startswith("threshold_mask runs on torch; ") and line.endswith(f"; not on numba: {reason}")
+
+
+def test_what_is_in_the_way_is_a_reason(caplog, monkeypatch):
+    missing = platforms.PLATFORMS["triton"]._replace(devices=("cpu",), obstacle=lambda device: "it is at home")
+    monkeypatch.setitem(platforms.PLATFORMS, "triton", missing)
+    (line,) = told(caplog, sigmoid_topk, torch.randn(2, 5), 2)
+    assert line.startswith(f"threshold_mask runs on {USUAL}; not on triton: it is at home")
+    with backend("triton"), pytest.raises(RuntimeError, match="backend 'triton' is forced, but it is at home"):
+        sigmoid_topk(torch.randn(2, 5), 2)
+
+
+def order_arguments(theta, draws):
+    row = torch.ones(theta.shape[:-1], dtype=torch.long)
+    return theta, row, row.double(), torch.tensor(0), Place(), draws, torch.float64, "logistic"
 
 
 def test_forced_triton_needs_the_interpreter_on_a_cpu(monkeypatch):

@@ -1,15 +1,12 @@
-"""What a first call costs a person: loops that are kept or compiled ahead, and what is told meanwhile."""
+"""What a first call costs a person: loops that are kept, and what is told meanwhile."""
 
 import io
 import os
-import re
 import time
 from types import SimpleNamespace
 
 import pytest
 
-import khot
-from khot import warmup
 from tests.processes import run_command, run_python
 
 pytest.importorskip("numba", reason="numba is not installed")
@@ -39,43 +36,6 @@ def test_a_second_process_finds_all_machine_code_on_disk(tmp_path):
     first = run_python(REPORTED, KHOT_CACHE_DIR=str(tmp_path))
     second = run_python(REPORTED, KHOT_CACHE_DIR=str(tmp_path))
     assert (first, second) == ("0 2\n", "2 2\n")
-
-
-@pytest.mark.slow
-def test_after_a_warm_up_a_process_finds_all_machine_code_on_disk(tmp_path):
-    warmed = run_command("-W", "error", "-m", "khot.warmup", "soft_rank", KHOT_CACHE_DIR=str(tmp_path))
-    assert re.fullmatch(r"compiled in \d+ s\n", warmed)
-    assert run_python(REPORTED, KHOT_CACHE_DIR=str(tmp_path)) == "2 2\n"
-
-
-@pytest.mark.exhaustive
-def test_a_warm_up_compiles_every_loop():
-    """In a new process; takes minutes where the machine code is not yet on disk."""
-    program = """
-        import importlib, pathlib
-        from khot.kernels.cpu import loops
-        keep, made = loops.kept_on_disk, []
-        loops.kept_on_disk = lambda dispatcher: made.append(dispatcher) or keep(dispatcher)
-        import khot.warmup
-        khot.warmup.main([])
-        source = pathlib.Path(khot.__file__).parent
-        for path in source.rglob("*numba*.py"):
-            importlib.import_module(".".join(["khot", *path.relative_to(source).with_suffix("").parts]))
-        print(len(made) > 50, [loop.py_func.__qualname__ for loop in made if not loop.signatures])
-    """
-    assert run_python(program).splitlines()[-1] == "True []"
-
-
-def test_a_warm_up_takes_names_that_are_public():
-    assert [name for name in warmup.CALLS if name not in {*khot.__all__, *khot.nn.__all__}] == []
-    with pytest.raises(ValueError, match=r"names must be among sigmoid_topk, .*, but got no_map"):
-        warmup.warm_up("sigmoid_topk", "no_map")
-
-
-def test_a_warm_up_of_an_unknown_name_ends_with_a_message(capsys):
-    with pytest.raises(SystemExit) as ended:
-        warmup.main(["no_map"])
-    assert ended.value.code == 2 and "but got no_map" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -128,8 +88,8 @@ def test_a_long_compilation_is_told_once(terminal):
     for _ in range(3):
         compile_past_patience(notice)
     shown = stderr.getvalue()
-    assert shown.count("\n") == 1 and shown.startswith("khot compiles loops for this CPU, once, and keeps them in ")
-    assert str(cache._base()) in shown and "`python -m khot.warmup`" in shown and "KHOT_QUIET=1" in shown
+    assert shown.count("\n") == 1 and shown.startswith("khot is compiling loops for this CPU, once; it keeps them in ")
+    assert str(cache._base()) in shown and "KHOT_QUIET=1" in shown
 
 
 def test_many_compilations_are_long_together(terminal):
@@ -175,4 +135,4 @@ def test_the_line_at_a_real_terminal(tmp_path, quiet):
     except OSError:  # Linux's answer if nothing was written
         shown = ""
     os.close(ours)
-    assert shown.count("khot compiles loops for this CPU") == (not quiet)
+    assert shown.count("khot is compiling loops for this CPU") == (not quiet)

@@ -14,8 +14,8 @@ The first backend without a reason to refuse a call computes it; if all refuse, 
 * if its ``takes`` gives a reason, such as a dtype that it has no loop for;
 * if something prevents it from running, such as a library that is not installed.
 
-:func:`khot.kernels.explain` shows these reasons. The module of a backend is imported at the first call that it
-computes.
+At the level ``DEBUG`` the logger ``khot`` tells which backend computes a call, and these reasons. The module of a
+backend is imported at the first call that it computes.
 
 ``KHOT_BACKEND`` in the environment, or :func:`backend` around a piece of code, requests a backend for every operation:
 
@@ -32,6 +32,8 @@ Plain torch computes everything that the requested backend does not support.
 import functools
 import importlib
 import inspect
+import itertools
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +50,8 @@ from .call import Call, call_of, is_plain
 from .operators.autograd import move_batch_first
 from .operators.platforms import PLATFORMS, lacks_triton, warn_without_triton
 from .operators.sharding_rules import teach_rules
+
+_log = logging.getLogger("khot")
 
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # draws of more units get one program each only if there are this many of them
 
@@ -118,10 +122,6 @@ class Backend(NamedTuple):
             return f"the requested backend is {_wanted}"
         return platform.refuses(x) or self.takes(*asked)
 
-    def refusal(self, *asked: Any) -> str | None:
-        """The reason why this backend does not compute a call; None if it does."""
-        return self.declines(*asked) or PLATFORMS[self.name].obstacle(asked[0].device)
-
     def runs(self, device: torch.device) -> bool:
         """Whether nothing prevents it from running; warns once if only Triton is missing or too old.
 
@@ -134,10 +134,6 @@ class Backend(NamedTuple):
         if obstacle and self.name == "triton" and lacks_triton():
             warn_without_triton()
         return obstacle is None
-
-
-# Called before each choice of a backend, while :func:`khot.kernels.explain` is active.
-on_choice: Callable[["Backends", tuple[Any, ...]], None] | None = None
 
 
 class Backends:
@@ -171,12 +167,23 @@ class Backends:
         Raises:
             RuntimeError: If the requested backend takes the call but cannot run here.
         """
-        if on_choice is not None:
-            on_choice(self, asked)
+        found = None
         for choice in self.registered:
             if choice.declines(*asked) is None and choice.runs(asked[0].device):
-                return choice
-        return None
+                found = choice
+                break
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("%s", self._told(found, asked))
+        return found
+
+    def _told(self, found: Backend | None, asked: tuple[Any, ...]) -> str:
+        """Which backend computes a call, and why not one that comes before it."""
+        told = f"{self.name} runs on {'torch' if found is None else found.name}"
+        for other in itertools.takewhile(lambda other: other is not found, self.registered):
+            told += (
+                f"; not on {other.name}: {other.declines(*asked) or PLATFORMS[other.name].obstacle(asked[0].device)}"
+            )
+        return told
 
     def find(self, *asked: Any) -> Any:
         """The code that computes this call, imported; None if no registered backend does."""

@@ -136,8 +136,7 @@ class _Notice:
     def _tell(self) -> None:
         self.patience = 0.0
         sys.stderr.write(
-            f"khot compiles loops for this CPU, once, and keeps them in {_base()}. Compile them ahead of time by "
-            "`python -m khot.warmup`; KHOT_QUIET=1 hides this line.\n"
+            f"khot is compiling loops for this CPU, once; it keeps them in {_base()}. KHOT_QUIET=1 hides this line.\n"
         )
 
 

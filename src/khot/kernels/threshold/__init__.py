@@ -47,7 +47,7 @@ def _like_x_and_rows(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _has_loops(x: Tensor, link: Link, kind: Kind) -> str | None:
     if link.has_kernel(kind.log):
         return None
-    return f"the link {type(link).__name__} has no pieces for loops" + (" of logarithms" if kind.log else "")
+    return f"the link {type(link).__name__} has no loops" + (" of logarithms" if kind.log else "")
 
 
 def _has_kernels(x: Tensor, link: Link, kind: Kind) -> str | None:
