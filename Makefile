@@ -71,6 +71,7 @@ docs: $(READY)  ## builds the site in docs/_build/html, and runs its examples, i
 	$(SPHINX) -b html docs docs/_build/html
 	$(SPHINX) -b doctest docs docs/_build/doctest
 	$(BIN)/python docs/check_links.py docs/_build/html
+	$(BIN)/python docs/check_api.py docs/_build/html
 
 # Two environments of its own: one that builds, and an empty one that the wheel must work in with what it asks for.
 wheel:  ## builds and checks the packages in dist/, and tries the wheel in an empty environment

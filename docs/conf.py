@@ -12,6 +12,7 @@ import api_pages  # noqa: E402 - lies in the folder above, like the other extens
 import benchmark_plots  # noqa: E402
 import inventories  # noqa: E402
 import khot  # noqa: E402
+import members  # noqa: E402
 import repository  # noqa: E402
 import search_words  # noqa: E402
 
@@ -67,6 +68,8 @@ autosummary_context = {
     "search_words": search_words.OF,
     "search_phrases": search_words.ENTRIES,
     "top_level": set(khot.__all__),
+    "listed_members": members.listed(),
+    "missing_members": members.missing(),
 }
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

@@ -37,7 +37,7 @@ PROMISE_NOTHING = {"khot.kernels"}  # reachable, but not promised: `__all__` and
 def names() -> dict[str, list[str]]:
     """The names that each package has on its page."""
     there = [package for package in PACKAGES if find_spec(package) is not None]
-    listed = {p: [] if p in PROMISE_NOTHING else list(_module(p).__all__) for p in there}
+    listed = {p: [] if p in PROMISE_NOTHING else list(module(p).__all__) for p in there}
     return {package: [*public, *BESIDES.get(package, [])] for package, public in listed.items()}
 
 
@@ -52,7 +52,7 @@ def home_of(name: str) -> str | None:
 def entry_of(name: str) -> str | None:
     """The full name under which a public name, or a thing that goes by it, has its entry."""
     homes = [package for package, public in names().items() if name in public]
-    return ".".join(_home(getattr(_module(homes[0]), name))) if homes else None
+    return ".".join(_home(getattr(module(homes[0]), name))) if homes else None
 
 
 def write(folder: Path) -> None:
@@ -60,7 +60,7 @@ def write(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     entries = set()
     for package, public in names().items():
-        own = [name for name in public if _home(getattr(_module(package), name)) == (package, name)]
+        own = [name for name in public if _home(getattr(module(package), name)) == (package, name)]
         entries |= {f"{package}.{name}" for name in own}
         text = "\n".join(_page(package, own, [name for name in public if name not in own]))
         _write_if_changed(folder / f"{package}.rst", text)
@@ -70,14 +70,15 @@ def write(folder: Path) -> None:
             entry.unlink()
 
 
-def _module(package: str) -> ModuleType:
+def module(package: str) -> ModuleType:
+    """The package of this name."""
     return importlib.import_module(package)
 
 
 def _home(thing: Any) -> tuple[str, str]:
     """The first package that has this thing, and its name there."""
     places = ((package, name) for package, public in names().items() for name in public)
-    return next(place for place in places if getattr(_module(place[0]), place[1]) is thing)
+    return next(place for place in places if getattr(module(place[0]), place[1]) is thing)
 
 
 def _write_if_changed(path: Path, text: str) -> None:
@@ -104,11 +105,11 @@ def _page(package: str, own: list[str], borrowed: Iterable[str]) -> Iterable[str
         yield from (f".. automodule:: {package}", "   :no-members:", "")
     first = RECOMMENDED.get(package, [])
     own = sorted(own, key=lambda name: first.index(name) if name in first else len(first))
-    classes = [name for name in own if inspect.isclass(getattr(_module(package), name))]
+    classes = [name for name in own if inspect.isclass(getattr(module(package), name))]
     for group, members in (("Functions", [name for name in own if name not in classes]), ("Classes", classes)):
         if members:
             yield from (group, "-" * len(group), "", ".. autosummary::", "   :toctree: names", "   :nosignatures:", "")
             yield from (*(f"   {name}" for name in members), "")
     for name in borrowed:
-        home = ".".join(_home(getattr(_module(package), name)))
+        home = ".".join(_home(getattr(module(package), name)))
         yield from (f"``{name}`` is an alias of :py:obj:`{home}`.", "")

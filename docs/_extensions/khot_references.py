@@ -1,6 +1,8 @@
 """What docstrings and the code need to become pages: references to names and papers, and only what is public."""
 
+import inspect
 import re
+import sys
 from typing import Any
 
 from docutils.nodes import Element
@@ -10,8 +12,12 @@ from sphinx.environment import BuildEnvironment
 
 import api_pages
 import khot
+import members
 
 PAPER = re.compile(r"^(\s*)(\[\d+\] )")
+CALLABLE = re.compile(r"<(?:function|class|built-in function) '?([\w.]+)'?(?: at \w+)?>")  # as Python shows a default
+CONSTANT = re.compile(r"(?<= = )[A-Z][A-Z_]+\b")  # a default that is a name in the module of the code
+OTHER_CLASS = re.compile(r"\b([A-Z]\w+)(\(.*?\))?")
 # Methods that a reader meets only through torch or Pyro, unless they have a text of their own.
 FILLED_IN = {"apply", "expand", "extra_repr", "forward", "infer_shapes", "update"}
 
@@ -46,6 +52,41 @@ def read_as_text(app: Sphinx, what: str, name: str, obj: Any, options: Any, line
         lines.insert(0, "\\ ")  # which shows nothing
 
 
+def show_defaults(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Shows default functions by their names, since Sphinx cannot parse their repr, and constants by their values."""
+    if signature:
+        signature = CALLABLE.sub(lambda shown: shown.group(1).rpartition(".")[2], signature)
+        signature = CONSTANT.sub(lambda shown: _constant(obj, shown.group()), signature)
+    return signature, returns
+
+
+def _constant(obj: Any, name: str) -> str:
+    """The value of a constant in the module of a function, or of the class from which a class has its arguments."""
+    modules = [sys.modules[thing.__module__] for thing in (obj.__mro__ if inspect.isclass(obj) else [obj])]
+    return next((repr(getattr(module, name)) for module in modules if hasattr(module, name)), name)
+
+
+def say_what_is_missing(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Replaces the text of a member that a distribution does not have by its own error message."""
+    path, _, member = name.rpartition(".")
+    package, _, cls = path.rpartition(".")
+    if what in ("method", "property") and package in members.OF_PACKAGE and member in members.OF_DESIGNS:
+        said = members.refusal(getattr(api_pages.module(package), cls), member)
+        if said is not None:
+            said = OTHER_CLASS.sub(_as_reference, said)
+            lines[:] = [f"Raises NotImplementedError{': ' if said else ''}{said}."]
+
+
+def _as_reference(shown: re.Match[str]) -> str:
+    """A public class that an error message names, as a reference; with its arguments, as code."""
+    name, arguments = shown.groups()
+    if api_pages.home_of(name) is None:
+        return shown.group()
+    return f"``{shown.group()}``" if arguments else f":class:`~khot.{name}`"
+
+
 def skip(app: Sphinx, what: str, name: str, obj: Any, leaves_out: bool, options: Any) -> bool | None:
     return True if name in FILLED_IN and getattr(obj, "__doc__", None) is None else None
 
@@ -71,6 +112,8 @@ def name_constraints() -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     name_constraints()
     app.connect("missing-reference", find)
+    app.connect("autodoc-process-signature", show_defaults)
+    app.connect("autodoc-process-docstring", say_what_is_missing, priority=300)
     for prepare in (list_papers, read_as_text):
         app.connect("autodoc-process-docstring", prepare, priority=400)  # before napoleon, which has 500
     app.connect("autodoc-skip-member", skip)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import khot
 from tests.composition_table import PAGE, SECTION, tables
 from tests.test_public_api import MODULES, PUBLIC
 
@@ -63,6 +64,45 @@ def test_broken_links_are_found(tmp_path):
         "a.html: c.png",
         "2 broken links in 2 pages",
     ]
+
+
+def test_pages_that_mislead_are_found(tmp_path, monkeypatch):
+    """Of a correct page for each class, three are spoilt: a member, a signature and a heading."""
+    monkeypatch.syspath_prepend(DOCS / "_extensions")
+    spec = importlib.util.spec_from_file_location("check_api", DOCS / "check_api.py")
+    check_api = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(check_api)
+    pages = tmp_path / "api" / "names"
+    pages.mkdir(parents=True)
+    for page in check_api.members.listed():
+        names = check_api.members.expected(page)
+        entries = "".join(f'<dt class="sig" id="{page}.{name}">{name}</dt>' for name in names)
+        (pages / f"{page}.html").write_text(entries, encoding="utf-8")
+    assert check_api.problems(tmp_path) == []
+    brewer, top_k = pages / "khot.distributions.Brewer.html", pages / "khot.nn.TopK.html"
+    brewer.write_text(brewer.read_text().replace('id="khot.distributions.Brewer.log_prob"', ""))
+    signature = '<dt class="sig"><span>(x: ~</span>torch.Tensor, by = &lt;function sigmoid_topk&gt;)</dt>'
+    top_k.write_text(top_k.read_text() + signature + "<dl><dt>Returns: values</dt></dl>")
+    assert check_api.problems(tmp_path) == [
+        "khot.distributions.Brewer: nothing about log_prob",
+        "khot.nn.TopK: a signature shows '~torch.'",
+        "khot.nn.TopK: 'Returns:' is not a heading",
+    ]
+    for package in ("khot.nn", "khot.distributions"):
+        monkeypatch.setitem(check_api.members.OF_PACKAGE, package, ())
+    monkeypatch.setattr(check_api.members, "HIDE_NOTHING", {"khot.nn"})
+    assert any("khot.nn.TopK: select is public but not listed" in problem for problem in check_api.members.unlisted())
+
+
+def test_the_page_of_a_design_says_what_it_does_not_have(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "_extensions")
+    members = load("members")
+    assert [name for name in members.OF_DESIGNS if members.refusal(khot.Pivotal, name)] == [
+        *("log_prob", "entropy", "mode", "pairwise_inclusion", "covariance_matrix")
+    ]
+    assert "Sampford" in members.refusal(khot.Pivotal, "log_prob")
+    assert all(members.refusal(khot.ConditionalPoisson, name) is None for name in members.OF_DESIGNS)
+    assert members.missing()["khot.distributions.PlackettLuce"] == ["pairwise_inclusion", "covariance_matrix"]
 
 
 @pytest.mark.parametrize("page", ["coming_from.md", "guide/costs.md", "guide/mcmc.md", "guide/variable_selection.md"])

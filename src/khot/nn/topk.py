@@ -165,7 +165,8 @@ class TopK(TopKMask, CountsIdleUnits):
             x: Entries, as for the module.
             k: How many to select, an int; by default that of the module.
 
-        Returns: Values and indices with k entries along ``dim``, in increasing order of the indices. Several axes
+        Returns:
+            Values and indices with k entries along ``dim``, in increasing order of the indices. Several axes
             become one, in row-major order, at the end. If rows have fewer than k entries above ``-inf`` and contents
             cannot be read, the remaining values are 0.
         """
