@@ -35,14 +35,14 @@ OF_PACKAGE = {
     "khot.estimators": ("rsample", *OF_DESIGNS, "support", "step", "update", "state_dict", "load_state_dict"),
     "khot.nn": (
         *("mask", "select", "auxiliary_loss", "balance_loss", "z_loss", "update_bias", "to_jumprelu", "count"),
-        *("kl", "law", "freeze", "unfreeze", "softness"),
+        *("kl", "law", "freeze", "unfreeze", "softness", "capacity"),
         *("value", "step", "state_dict", "load_state_dict", "reset_parameters"),
         *("values", "indices"),
     ),
     "khot.constraints": ("check",),
 }
-ATTRIBUTES = ()  # of modules, which may be assigned and which their docstrings describe
-HIDE_NOTHING: set[str] = set()  # packages in which what is not listed has an underscore
+ATTRIBUTES = ("k", "capacity", "threshold", "cap", "density", "strength")  # of modules, described in their docstrings
+HIDE_NOTHING = {"khot.nn"}  # packages in which what is not listed has an underscore
 CALLED_BY_TORCH = ("forward", "extra_repr", "right_inverse")
 
 

@@ -67,7 +67,7 @@ def test_a_fixed_pattern_stays(make, at_once):
     module.freeze(dense if at_once else None)
     assert "frozen" in repr(module)
     pattern = layer.weight != 0
-    assert torch.equal(pattern, module.pattern_of(dense.detach()))
+    assert torch.equal(pattern, module._pattern_of(dense.detach()))
     optimizer = torch.optim.SGD(layer.parameters(), 0.01)
     for step in range(3):
         optimizer.zero_grad()
@@ -114,7 +114,7 @@ def test_a_loaded_pattern_follows_the_weight(make, assign):
 @pytest.mark.parametrize("make", [*MAKERS, lambda: MagnitudeSparsity(0.5)])
 @pytest.mark.parametrize("how", ["at_once", "in_a_call", "loaded"])
 def test_a_pattern_of_inference_mode_can_be_trained(make, how):
-    module, x, state = make(), W.clone().requires_grad_(), {"pattern": make().pattern_of(W)}
+    module, x, state = make(), W.clone().requires_grad_(), {"pattern": make()._pattern_of(W)}
     with torch.inference_mode():
         if how == "loaded":
             module.load_state_dict(state)

@@ -82,6 +82,12 @@ class BatchTopK(CountsIdleUnits):
         by: "value" for the largest entries, "magnitude" for the entries of largest absolute value, with their signs.
         cap: Largest number of entries of a row, an int of at least ``k``; None for no limit.
 
+    Attributes:
+        k: Mean number of entries kept per row. It may be assigned at any time.
+        threshold: What entries must exceed in evaluation, a float32 buffer; None without running statistics. It may be
+            assigned at any time.
+        cap: Largest number of entries of a row, or None.
+
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range, or x has fewer units than k.

@@ -146,6 +146,10 @@ class TokenChoice(Masking):
         learn_softness: Whether the softness is a parameter.
         capacity: Largest number of tokens per expert, an int; None for no limit.
 
+    Attributes:
+        k: Number of experts per token. It may be assigned at any time.
+        capacity: Largest number of tokens per expert, or None. It may be assigned at any time.
+
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range.

@@ -31,6 +31,9 @@ class JumpReLU(Module):
             least in float32.
         bandwidth: Width of the interval whose entries contribute to the gradient of the threshold.
 
+    Attributes:
+        threshold: A parameter or a buffer. A number or a tensor of its shape may be assigned at any time.
+
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If the bandwidth is not positive, or the threshold is NaN.

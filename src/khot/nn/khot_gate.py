@@ -35,6 +35,9 @@ class KHotGate(Module):
         estimator: The estimator that gives draws a gradient, called with the design, such as :class:`~khot.ReinMax`;
             its ``rsample`` is used.
 
+    Attributes:
+        k: Number of inputs to let through, or None if it is learned. It may be assigned at any time.
+
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If ``n`` is less than 1, or ``k`` is not in [0, n].

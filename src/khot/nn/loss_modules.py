@@ -19,6 +19,10 @@ class FenchelYoungTopKLoss(Module):
 
     It takes the other arguments of the function.
 
+    Attributes:
+        k: Number of labels, a number or a tensor. It may be assigned at any time.
+        strength: Strength of the regulariser, a number, a tensor or a parameter.
+
     Raises:
         TypeError: If an argument has the wrong type; ``k`` and ``strength`` are checked when it is called.
         ValueError: If an argument is out of range; ``k`` and ``strength`` are checked when it is called.

@@ -38,7 +38,7 @@ class Pattern(Module):
         """
         self._is_freezing, self.pattern = weight is None, None
         if weight is not None:
-            pattern = self.pattern_of(weight.detach())
+            pattern = self._pattern_of(weight.detach())
             with torch.inference_mode(False):  # training cannot use a buffer that was made in inference mode
                 self.pattern = pattern.clone()
 
@@ -46,7 +46,7 @@ class Pattern(Module):
         """Lets every call find the pattern again, as before :meth:`freeze`."""
         self._is_freezing, self.pattern = False, None
 
-    def pattern_of(self, weight: Tensor) -> Tensor:
+    def _pattern_of(self, weight: Tensor) -> Tensor:
         """Which weights are kept, as bools."""
         raise NotImplementedError
 
@@ -164,7 +164,7 @@ class NMSparsity(Masking, Pattern):
         wide = weight.to(compute_dtype(weight))
         return (wide * self._mask(wide, hard=is_hard)).to(weight.dtype)
 
-    def pattern_of(self, weight: Tensor) -> Tensor:
+    def _pattern_of(self, weight: Tensor) -> Tensor:
         """Which weights are kept, as bools."""
         self._check_weight(weight)
         return self._mask(weight.to(compute_dtype(weight)), hard=True) != 0
@@ -214,6 +214,10 @@ class MagnitudeSparsity(Pattern):
         strength: Strength of the regulariser of the relaxed map; None for the hard one.
         p: Exponent of the regulariser, ``1 < p <= 2``.
 
+    Attributes:
+        density: Share of the weights to keep. It may be assigned at any time.
+        strength: Strength of the regulariser, or None. It may be assigned at any time.
+
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range.
@@ -257,10 +261,10 @@ class MagnitudeSparsity(Pattern):
         if strength is not None:
             wide = sparse_topk_magnitude(wide, self._size(weight), strength, self.p)
         if strength is None or not self.training:
-            wide = wide * self.pattern_of(weight.detach()).flatten()
+            wide = wide * self._pattern_of(weight.detach()).flatten()
         return wide.view_as(weight).to(weight.dtype)
 
-    def pattern_of(self, weight: Tensor) -> Tensor:
+    def _pattern_of(self, weight: Tensor) -> Tensor:
         """Which weights are kept, as bools."""
         magnitudes = weight.to(compute_dtype(weight)).abs().flatten()
         return (topk_mask(magnitudes, self._size(weight)) != 0).view_as(weight)

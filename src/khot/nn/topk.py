@@ -44,6 +44,9 @@ class TopKMask(Masking):
         learn_softness: Whether the softness is a parameter, ``exp(log_softness)``, that starts at ``softness``.
         by: "value" for the largest entries, "magnitude" for the largest absolute values.
 
+    Attributes:
+        k: Number of entries. It may be assigned at any time.
+
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range, or needs a softness and there is none; when it is called, if a row
@@ -97,15 +100,18 @@ class TopK(TopKMask, CountsIdleUnits):
     dead units [2].
 
     Args:
-        k: See :class:`TopKMask`, also for the following arguments.
-        softness: None for the hard mask.
-        relaxation: Relaxed mask.
-        dim: Axis, or axes, of the ground set.
+        k: Number of entries; for a relaxed mask the sum, which need not be an integer.
+        softness: Third argument of the relaxation; None for the hard mask.
+        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
+        dim: Axis of the ground set, or axes that together form one ground set.
         straight_through: Whether a hard mask gets the gradient of the relaxed one.
-        learn_softness: Whether the softness is a parameter.
+        learn_softness: Whether the softness is a parameter, ``exp(log_softness)``, that starts at ``softness``.
         by: "value" for the largest entries, "magnitude" for the entries of largest absolute value, with their signs.
         n: Number of units, the length of the last axis, for :meth:`auxiliary_loss`.
         dead_after: Number of rows (tokens, in a language model) without being kept after which a unit is dead.
+
+    Attributes:
+        k: Number of entries. It may be assigned at any time.
 
     References:
         [1] Makhzani, Frey (2014), "k-sparse autoencoders", arXiv:1312.5663.
@@ -158,17 +164,17 @@ class TopK(TopKMask, CountsIdleUnits):
     def select(self, x: Tensor, k: int | None = None) -> Selection:
         """The k largest entries as values and indices, without the zeros.
 
-        With a softness the values are multiplied by the mask, through which the other entries get their gradient too:
-        by its entries if it is relaxed, by 1 if it is straight-through.
+        If ``softness`` is set, values are multiplied by the mask (or by 1 for a straight-through mask), so that the
+        other entries get gradients, too.
 
         Args:
             x: Entries, as for the module.
             k: How many to select, an int; by default that of the module.
 
         Returns:
-            Values and indices with k entries along ``dim``, in increasing order of the indices. Several axes
-            become one, in row-major order, at the end. If rows have fewer than k entries above ``-inf`` and contents
-            cannot be read, the remaining values are 0.
+            Values and indices with k entries along ``dim``, in increasing order of the indices. Several axes become
+            one, in row-major order, at the end. If rows have fewer than k entries above ``-inf`` and contents cannot be
+            read, the remaining values are 0.
         """
         check_scores(x, self.dim, joint=True)
         k = checked_int("k", self.k if k is None else k, "an int for a selection, since all rows have as many entries")
@@ -205,6 +211,9 @@ class GatherTopK(Masking):
         softness: Third argument of the relaxation; None for scores without a gradient.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
         learn_softness: Whether the softness is a parameter.
+
+    Attributes:
+        k: Number of tokens. It may be assigned at any time.
 
     Raises:
         TypeError: If an argument has the wrong type.
