@@ -80,7 +80,6 @@ wheel:  ## builds and checks the packages in dist/, and tries the wheel in an em
 	build/builder/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS) -c constraints.txt build twine; \
 	export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 1577836800); \
 	build/builder/bin/python -m build; \
-	build/builder/bin/python recipe/reproducible_sdist.py dist/*.tar.gz; \
 	build/builder/bin/python -m twine check --strict dist/*; \
 	$(call install_torch,build/empty/bin/python) \
 	build/empty/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS) -c constraints.txt dist/*.whl; \

@@ -9,7 +9,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import hessian, jacfwd, jacrev, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 
-import khot
 from khot import (
     fenchel_young_topk_loss,
     knn_loss,
@@ -494,11 +493,3 @@ class TestKnnLoss:
         query = query.clone().requires_grad_()
         loss = knn_loss(query, keys, labels + 100, others, 2, 1.0)
         assert loss == 0 and not torch.autograd.grad(loss, query)[0].any()
-
-
-@pytest.mark.parametrize(("package", "name"), [(p, n) for p in (khot, khot.losses) for n in khot.losses.MOVED])
-def test_modules_under_their_former_names(package, name):
-    with pytest.warns(FutureWarning, match=rf"{package.__name__}.{name} is now khot.nn.\w+; .* version 0.4") as caught:
-        found = getattr(package, name)
-    assert found is getattr(khot.nn, khot.losses.MOVED[name])
-    assert caught[0].filename == __file__

@@ -1,12 +1,9 @@
 """Metadata in step with each other, and a Makefile that refuses what it cannot use."""
 
-import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
-import tarfile
 from importlib import metadata, resources
 from itertools import chain
 from pathlib import Path
@@ -52,30 +49,6 @@ def test_changelog_has_a_section_for_the_version():
     assert re.search(rf"^## \[{section}\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
 
 
-def test_the_same_sources_make_the_same_source_distribution(tmp_path):
-    archives = []
-    for name, seconds, order in (("first", 1e9, 1), ("second", 1.5e9, -1)):
-        folder = tmp_path / name / "khot-1"
-        folder.mkdir(parents=True)
-        for file in ("a.py", "b.py"):
-            (folder / file).write_text(f"{file = }")
-            os.utime(folder / file, (seconds, seconds))
-        archives.append(tmp_path / f"{name}.tar.gz")
-        with tarfile.open(archives[-1], "w:gz") as archive:
-            for path in [folder, *sorted(folder.iterdir())[::order]]:
-                archive.add(path, f"khot-1/{path.name}" if path.is_file() else "khot-1", recursive=False)
-    before = {archive.read_bytes() for archive in archives}
-    command = [sys.executable, ROOT / "recipe" / "reproducible_sdist.py", *archives]
-    subprocess.run(command, env=os.environ | {"SOURCE_DATE_EPOCH": "1577836800"}, check=True)
-    assert len(before) == 2 and len({archive.read_bytes() for archive in archives}) == 1
-    with tarfile.open(archives[0]) as archive:
-        members = archive.getmembers()
-        assert [(member.name, member.mtime) for member in members] == [
-            (name, 1577836800) for name in ("khot-1", "khot-1/a.py", "khot-1/b.py")
-        ]
-        assert archive.extractfile("khot-1/b.py").read() == b"file = 'b.py'"
-
-
 def test_the_conda_recipe_asks_for_what_the_project_asks_for():
     recipe = (ROOT / "recipe" / "meta.yaml").read_text()
     assert f'version = "{PROJECT["version"]}"' in recipe
@@ -83,21 +56,6 @@ def test_the_conda_recipe_asks_for_what_the_project_asks_for():
     named = dict(re.findall(r"- ([\w-]+) (>=[\d.]+)", run))
     named["torch"] = named.pop("pytorch")
     assert named == {r.name: str(r.specifier) for r in map(Requirement, PROJECT["dependencies"])}
-
-
-def test_readme_links_are_absolute_for_the_package_index():
-    names = runpy.run_path(str(ROOT / "setup.py"))  # as a module, which sets nothing up
-    text = "![a](b.png) [c](d/e.md#f) [g](#h) [i](https://j.example) [![k](l.svg)](https://m.example)"
-    project = {"version": "1.2", "urls": {"Repository": "https://forge.example/khot"}}
-    assert names["with_absolute_links"](text, project) == (
-        "![a](https://forge.example/khot/raw/v1.2/b.png) [c](https://forge.example/khot/blob/v1.2/d/e.md#f) [g](#h)"
-        " [i](https://j.example) [![k](https://forge.example/khot/raw/v1.2/l.svg)](https://m.example)"
-    )
-    assert "/raw/HEAD/b.png" in names["with_absolute_links"](text, {**project, "version": "1.3.dev0"})
-    assert names["with_absolute_links"](text, {"version": "1.2"}) == text
-    readme = names["with_absolute_links"]((ROOT / "README.md").read_text(encoding="utf-8"), project)
-    assert re.findall(r"\]\((?!https?://|#)", readme) == []
-    assert PROJECT["dynamic"] == ["readme"]
 
 
 def test_the_address_of_the_repository_is_written_nowhere_else():

@@ -65,8 +65,6 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name
             return _load(name, wanted=name)
         if name == "__all__":
             return _names(*_BUILT_ON_PYRO)
-        if name in losses.MOVED:
-            return losses.moved(name, "khot", stacklevel=2)
         if not name.startswith("_"):
             home = "nn" if name in import_module("khot.nn").__all__ else _ELSEWHERE.get(name)
             if home is not None:

@@ -21,34 +21,8 @@ References:
     [3] Xie et al. (2020), "Differentiable Top-k with Optimal Transport", section 4.1.
 """
 
-import warnings
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from .cross_entropy import topk_cross_entropy
 from .fenchel_young import fenchel_young_topk_loss
 from .neighbours import knn_loss
 
 __all__ = ["fenchel_young_topk_loss", "knn_loss", "topk_cross_entropy"]
-
-# Former names of modules, and their names in khot.nn.
-MOVED = {"FenchelYoungTopKLoss": "FenchelYoungTopKLoss", "TopKCrossEntropy": "TopKCrossEntropyLoss"}
-
-
-def moved(name: str, package: str, stacklevel: int) -> Any:
-    """A module under its former name, with a warning that gives the new one."""
-    message = f"{package}.{name} is now khot.nn.{MOVED[name]}; the old name will be removed in version 0.4"
-    warnings.warn(message, FutureWarning, stacklevel=stacklevel + 1)
-    return getattr(import_module("khot.nn"), MOVED[name])
-
-
-if not TYPE_CHECKING:  # otherwise a type checker would accept any name
-
-    def __getattr__(name: str) -> Any:
-        if name in MOVED:
-            return moved(name, "khot.losses", stacklevel=2)
-        raise AttributeError(f"module 'khot.losses' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
