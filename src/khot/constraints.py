@@ -105,7 +105,7 @@ class _CappedSimplex(constraints.Constraint):
     event_dim = 1
     relative_tolerance = 16.0  # in units of eps: rounding of n entries that sum to k, and a rescaling in the same dtype
     smallest_tolerance = 1e-6  # as for torch's simplex; the error of a mask of temperature T is up to eps |x| / T
-    largest_tolerance = 0.25  # distinguishes an integer k from the next one, as long as rounding allows it
+    largest_tolerance = 0.25  # distinguishes an integer k from the next one, as long as `rounding_of_sum` allows it
 
     def __init__(self, k: float | Tensor) -> None:
         if isinstance(k, Tensor):
@@ -148,9 +148,20 @@ class _CappedSimplex(constraints.Constraint):
         unit = self.relative_tolerance * torch.finfo(dtype).eps
         if isinstance(k, Tensor):
             tolerance = (unit * k.clamp(min=1)).clamp(self.smallest_tolerance, self.largest_tolerance)
-            return tolerance.maximum(_rounding_of_sum(k, dtype, n))
+            return tolerance.maximum(self.rounding_of_sum(k, dtype, n))
         tolerance = min(max(unit * max(k, 1), self.smallest_tolerance), self.largest_tolerance)
-        return max(tolerance, _rounding_of_sum(k, dtype, n))
+        return max(tolerance, self.rounding_of_sum(k, dtype, n))
+
+    @classmethod
+    def rounding_of_sum(cls, k: Any, dtype: torch.dtype, n: int) -> Any:
+        """The largest distance from k, a number or a tensor, that rounding can cause in the sum of n entries.
+
+        In a half type, whose entries are roundings of wider numbers, that is the rounding of each entry; equal entries
+        all round in the same direction, so for k in the hundreds this exceeds 1. In float32 and float64 the computation
+        of the entries adds to it, such as a rescaling; this exceeds 1 in float32 for k above half a million.
+        """
+        units = 0.5 if dtype.itemsize < torch.float32.itemsize else cls.relative_tolerance
+        return units * torch.finfo(dtype).eps * k + n * smallest_positive(dtype)
 
     def __repr__(self) -> str:
         return f"capped_simplex({self.k})"
@@ -159,14 +170,6 @@ class _CappedSimplex(constraints.Constraint):
 def _in_digits(value: Tensor) -> Tensor:
     """A value in a floating-point dtype; integers and booleans in float64, which represents them exactly."""
     return value if value.is_floating_point() else value.double()
-
-
-def _rounding_of_sum(k: Any, dtype: torch.dtype, n: int) -> Any:
-    """The largest distance from k that rounding each of n numbers in [0, 1] to the dtype can cause in their sum.
-
-    Equal entries all round in the same direction, so for k in the hundreds this exceeds 1 in a half type.
-    """
-    return torch.finfo(dtype).eps / 2 * k + n * smallest_positive(dtype)
 
 
 class _Ranking(constraints.Constraint):

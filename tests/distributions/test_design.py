@@ -14,6 +14,7 @@ from khot import (
     Sampford,
     SequentialPoisson,
     StraightThrough,
+    Systematic,
     _torch_internals,
     log_sigmoid_topk,
     sigmoid_topk,
@@ -82,6 +83,21 @@ def test_relaxation_is_not_looked_at_under_transforms_and_without_validation():
 def test_sums_that_are_no_integer_are_pointed_to_the_phantom_unit():
     with pytest.raises(ValueError, match="sum 1.5 .*PhantomUnit"):
         Pivotal(probs=torch.tensor([0.5, 0.5, 0.5]))
+
+
+def test_a_sum_that_fits_several_sizes_needs_one():
+    """Also in float32, where a row of this length may miss its sum by more than 1 after a rescaling."""
+    n, k = 1_500_000, 1_200_000
+    probs = torch.full((n,), (k + 1.94) / n)
+    for case in DESIGNS:
+        with pytest.raises(ValueError, match="`k` must be given with `probs` in torch.float32.*pass k=.*float64"):
+            case.make(probs=probs, validate_args=False)
+    assert (SequentialPoisson(probs=probs.double().mul(k / probs.sum(dtype=torch.float64))).k == k).all()
+    assert (SequentialPoisson(probs=torch.full((n,), 1e5 / n)).k == 100_000).all()
+    for order in ("fixed", "random"):  # the other designs draw k in any case
+        assert Systematic(probs=probs, k=k, order=order, validate_args=True).sample().sum(dtype=torch.float64) == k
+    with pytest.raises(ValueError, match="sum to its integer k"):
+        SequentialPoisson(probs=probs, k=k - 3, validate_args=True)
 
 
 def test_rsample_says_what_to_do():

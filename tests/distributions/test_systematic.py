@@ -71,7 +71,7 @@ def test_size_is_exact_wherever_the_points_fall(order):
     first = torch.rand(200, 1, generator=generator, dtype=torch.float64)
     probs = torch.cat((first, torch.full((200, 40), 1 - 2**-53, dtype=torch.float64), 1 - first), -1)
     probs = probs.gather(-1, torch.rand(probs.shape, generator=generator).argsort(-1)) if order == "random" else probs
-    end = line(probs)
+    end = line(probs, torch.tensor(41))
     fraction = (end % ONE).double() / ONE
     for u in torch.cat((fraction, fraction - 2**-54), -1).clamp(0, 1 - 2**-53).split(1, dim=-1):
         gof.check_k_hot(choose(end, u).double(), 41)
@@ -83,7 +83,7 @@ def test_fractions_of_a_long_row_keep_their_digits():
     probs = balance(probs, k)
     exact = list(itertools.accumulate(Fraction(p) for p in probs.tolist()))
     scale = int(k) / exact[-1]  # the sum misses k by rounding
-    ends = [Fraction(end, ONE) for end in line(probs).tolist()]
+    ends = [Fraction(end, ONE) for end in line(probs, k).tolist()]
     errors = [(e * scale - end) % 1 for e, end in zip(exact, ends, strict=True)]
     assert max(min(error, 1 - error) for error in errors) < 1e-15
 

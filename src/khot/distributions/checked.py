@@ -13,6 +13,9 @@ from .base import is_half
 from .enumeration import EnumeratedDesign
 
 
+SURE = 0.5  # a sum whose rounding is smaller fits only the nearest integer
+
+
 class CheckedDesign(EnumeratedDesign):
     """A design whose parameters and values are checked."""
 
@@ -99,14 +102,15 @@ class CheckedDesign(EnumeratedDesign):
 def _sizes(total: Tensor, dtype: torch.dtype, n: int) -> Tensor:
     """The integers that the float64 sums of n rounded probabilities of a dtype represent."""
     k = total.nan_to_num().round().long()  # the checks report NaN
-    if not is_half(dtype) or not looks_at_contents(total):
+    if not looks_at_contents(total) or capped_simplex.rounding_of_sum(n, dtype, n) < SURE:
         return k
     for other in (k - 1, k + 1):
         doubtful = (other >= 0) & (other <= n) & capped_simplex(other.clamp(min=0)).is_sum(total, dtype, n)
         if doubtful.any():
             first = total[doubtful][0].item()
             raise ValueError(
-                f"`k` must be given with `probs` in {dtype}: the sum {first:.6g} of the rounded entries fits the size "
-                f"{other[doubtful][0]} as well as {k[doubtful][0]}; pass k=..., or `probs` in float32"
+                f"`k` must be given with `probs` in {dtype}: the sum {first:.9g} of the rounded entries fits the size "
+                f"{other[doubtful][0]} as well as {k[doubtful][0]}; pass k=..., or `probs` in "
+                f"{'float32' if is_half(dtype) else 'float64'}"
             )
     return k

@@ -71,8 +71,8 @@ class SamplingDesign(CheckedDesign):
     scale" lists which members use sums and candidates, and which gather the rows when they are called.
 
     With a parameter in bfloat16 or float16 every result is that of float32, rounded, and draws are the same. A sum of
-    rounded probabilities may not determine the size, so ``probs`` in these types need ``k`` unless rounding leaves no
-    doubt. They are then treated as roundings of probabilities that sum to k.
+    rounded probabilities may not determine the size, in these types for k in the hundreds and in float32 for k of
+    hundreds of thousands: ``probs`` then need ``k``, and are treated as roundings of probabilities that sum to k.
 
     A design follows its parameter: after an optimizer step every result is that of a design made from the new contents.
     Intermediate values that its methods share, such as ``probs`` or a product tree, are computed once, at the first
@@ -85,7 +85,7 @@ class SamplingDesign(CheckedDesign):
         logits: Real scores ``(..., n)``; a relaxation may take ``-inf`` to exclude a unit and ``inf`` to include it.
         k: Number of ones, an int or an integer tensor that broadcasts with the batch shape of the parameter; it may
             extend that shape, as an enumerated k does. Required with ``logits``. With ``probs`` it is optional and must
-            equal their sum up to rounding; it is required for long rows of ``probs`` in a half type.
+            equal their sum up to rounding; it is required where rounding leaves a doubt, as said above.
         relaxation: Map ``relaxation(logits, k, temperature)`` onto the capped simplex.
         temperature: Softness of the relaxation, a positive number or a tensor that broadcasts to the batch shape.
         validate_args: Whether to check the contents of tensors, as everywhere in torch.distributions. Shapes, dtypes

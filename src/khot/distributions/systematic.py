@@ -96,5 +96,5 @@ class Systematic(DesignInOrder):
             u = law.start_points(shape, self.parameter.device, generator)
             indices = law.find(law.cuts_in_order(self.probs, self.k, self.kept).end, u, k)
             if (self.probs >= 1).any() or (indices.diff(dim=-1) <= 0).any():  # units as long as the distance of points
-                indices = positions(law.choose(law.line(self.probs), u), k)
+                indices = positions(law.choose(law.line(self.probs, self.k), u), k)
         return indices

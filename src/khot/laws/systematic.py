@@ -41,9 +41,14 @@ ONE = 2**62  # represents 1 on the line; sums are modulo 4
 TOLERANCE = 16 * torch.finfo(torch.float64).eps  # cuts of the circle that are closer than this count as equal
 
 
-def line(probs: Tensor) -> Tensor:
-    """V, as int64 multiples of 2^-62 modulo 4; the last one is a whole number."""
-    length = (probs.double() * ONE).long()
+def line(probs: Tensor, k: Tensor) -> Tensor:
+    """V, as int64 multiples of 2^-62 modulo 4; the last one is k."""
+    probs = probs.double()
+    total = probs.sum(-1, keepdim=True)
+    size = k.unsqueeze(-1)
+    is_far = (total - size).abs() > 0.5  # from rounding, in rows so long that another whole number would be nearer
+    probs = torch.where(is_far, (probs * (size / total)).clamp(max=1), probs)
+    length = (probs * ONE).long()
     end = length.cumsum(-1)
     room = length.minimum(ONE - length).cumsum(-1, dtype=torch.float64)
     share = room / room[..., -1:]  # NaN in a row of certain units, which has no excess
@@ -83,7 +88,7 @@ class Cuts(NamedTuple):
 
 def cuts_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Cuts:
     """The cuts of the line in the given order."""
-    end = _kept_line(probs, kept)
+    end = _kept_line(probs, k, kept)
     start = pad(end[..., :-1], (1, 0))
     fraction = end & (ONE - 1)
     whole = ((end - start) + (start & (ONE - 1)) >> 62).cumsum(-1).double()
@@ -91,8 +96,8 @@ def cuts_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Cuts:
     return Cuts(whole, with_derivatives_of(joined, balance(probs, k).cumsum(-1)))
 
 
-def _kept_line(probs: Tensor, kept: Kept | None) -> Tensor:
-    return kept_if_constant(kept, line, probs.detach())
+def _kept_line(probs: Tensor, k: Tensor, kept: Kept | None) -> Tensor:
+    return kept_if_constant(kept, line, probs.detach(), k)
 
 
 def _joined(fraction: Tensor) -> Tensor:
@@ -121,7 +126,7 @@ def draw_in_order(
 ) -> Tensor:
     """Draws ``(draws, ..., n)`` in the given order."""
     u = start_points(torch.Size((draws, *probs.shape)), probs.device, generator)
-    return choose(_kept_line(probs, kept), u)
+    return choose(_kept_line(probs, k, kept), u)
 
 
 def draw_in_random_order(
@@ -130,14 +135,14 @@ def draw_in_random_order(
     """Draws ``(draws, ..., n)``, each in its own order."""
     shape = torch.Size((draws, *probs.shape))
     order = random_numbers.shuffled(shape, probs.device, generator)
-    end = line(probs.expand(shape).gather(-1, order))
+    end = line(probs.expand(shape).gather(-1, order), k)
     shuffled = choose(end, start_points(shape, probs.device, generator))
     return torch.empty_like(shuffled).scatter(-1, order, shuffled)
 
 
 def log_prob_in_order(probs: Tensor, k: Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
     """Log-probability of k-hot values in the given order; ``-inf``, without gradient, for impossible ones."""
-    distance = _kept_line(probs, kept) - (value.detach().cumsum(-1, dtype=torch.long) << 62)
+    distance = _kept_line(probs, k, kept) - (value.detach().cumsum(-1, dtype=torch.long) << 62)
     distance = distance.clamp(-ONE, ONE - 1)  # impossible values pass one of these before they are 4 away
     length = by_formula(_length, _length_and_ends, _pull_back, probs, distance)
     impossible = length <= TOLERANCE
@@ -195,7 +200,7 @@ def mode_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor:
     """The vector of the longest interval, as bool ``(..., n)``."""
     left, length = cuts_in_order(probs, k, kept).intervals()
     longest = length.argmax(-1, keepdim=True)
-    return choose(_kept_line(probs, kept), left.gather(-1, longest) + length.gather(-1, longest) / 2)
+    return choose(_kept_line(probs, k, kept), left.gather(-1, longest) + length.gather(-1, longest) / 2)
 
 
 def find(end: Tensor, u: Tensor, k: int) -> Tensor:
