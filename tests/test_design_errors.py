@@ -1,5 +1,6 @@
 """What users write instead of a design: each error names the argument and the cure."""
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import biject_to, transform_to
@@ -20,7 +21,7 @@ from khot import (
 from khot.diagnostics import compare_estimators
 from khot.infer import subset_categorical
 from khot.nn import KHotGate
-from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, RELAXED
+from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, PHANTOM, RELAXED
 
 PUBLIC = sorted({case.public for case in DESIGNS}, key=lambda public: public.__name__)
 
@@ -36,6 +37,30 @@ def test_scores_and_a_size_by_position(public):
 def test_scores_in_the_place_of_probs(public, scores):
     with pytest.raises(ValueError, match=r"`probs` must lie in \[0, 1\], but got entries from .*logits=scores"):
         public(scores, k=2)
+
+
+@pytest.mark.parametrize("public", PUBLIC)
+def test_scores_that_could_be_probs_by_their_range(public):
+    with pytest.raises(ValueError, match="sum to its integer k.*logits=scores"):
+        public(torch.zeros(4), k=2, validate_args=True)
+    with pytest.raises(ValueError, match="`probs` must lie in .*contain NaN$"):
+        public(torch.full((4,), torch.nan), validate_args=True)
+
+
+@pytest.mark.parametrize("public", [*PUBLIC, *(case.public for case in ESTIMATORS)])
+def test_an_unknown_argument_names_the_class_that_was_called(public):
+    for made_from in ((), (ConditionalPoisson(logits=torch.zeros(4), k=2),)):
+        with pytest.raises(TypeError, match=rf"^{public.__name__}\.__init__\(\).*'n'"):
+            public(*made_from, n=20)
+
+
+@pytest.mark.parametrize("value", [[1.0, 1.0, 0.0, 0.0], np.ones(4)], ids=["list", "array"])
+@pytest.mark.parametrize("case", [*DESIGNS, PHANTOM], ids=lambda case: case.name)
+def test_a_value_that_is_no_tensor(case, value):
+    design = case.make(logits=torch.zeros(4), k=2)
+    for law in (design, design.unchecked, StraightThrough(design, log_prob="none", validate_args=False)):
+        with pytest.raises(TypeError, match=r"`value` must be a torch.Tensor, but got \w+: pass torch.as_tensor"):
+            law.log_prob(value)
 
 
 @pytest.mark.parametrize("public", PUBLIC)

@@ -1,4 +1,4 @@
-"""Everything that takes a tensor refuses sparse and nested tensors, with an error that says what to pass instead."""
+"""Everything that takes a tensor refuses sparse and nested ones and dtypes for storage, and says what to pass."""
 
 import pytest
 import torch
@@ -31,6 +31,7 @@ LAYOUTS = {
     "coo": (X.to_sparse, "to_dense"),
     "csr": (X.to_sparse_csr, "to_dense"),
     "jagged": (lambda: torch.nested.nested_tensor([X[0], X[1, :5]], layout=torch.jagged), "to_padded_tensor"),
+    "float8": (lambda: X.to(torch.float8_e4m3fn), "float8_e4m3fn"),
     "nested": (lambda: torch.nested.nested_tensor([X[0], X[1, :5]]), "to_padded_tensor"),
 }
 TAKERS = {case.name: lambda x, case=case: case.map(x, 2) for case in RELAXATIONS}
@@ -99,7 +100,7 @@ OTHERS |= {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("layout", ["coo", "nested"])
+@pytest.mark.parametrize("layout", ["coo", "float8", "nested"])
 @pytest.mark.parametrize("argument", OTHERS, ids="-".join)
 def test_layouts_of_other_arguments(argument, layout):
     make, cure = LAYOUTS[layout]

@@ -91,8 +91,11 @@ def test_star_import():
 
 
 def test_unknown_name():
-    with pytest.raises(AttributeError, match="module 'khot' has no attribute 'sigmoid_topl'"):
-        _ = khot.sigmoid_topl
+    meant = {"sigmoid_topK": "khot", "spam": None, "conditional_poisson": "khot", "Topk": "khot.nn"}
+    for name, place in meant.items():
+        advice = f": did you mean {place}." if place else "$"
+        with pytest.raises(AttributeError, match=f"module 'khot' has no attribute '{name}'{advice}"):
+            getattr(khot, name)
 
 
 # What the contracts are run on.

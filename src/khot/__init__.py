@@ -8,6 +8,7 @@ The public names are those that the subpackages list in their ``__all__``. Every
 at first use, so that ``import khot`` and the relaxed maps need torch only.
 """
 
+from difflib import get_close_matches
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from types import ModuleType
@@ -56,6 +57,15 @@ def _names(*subpackages: str) -> list[str]:
     return sorted({*listed, "constraints", "losses", "relaxations", *subpackages})
 
 
+def _places() -> dict[str, str]:
+    """Where each public name is, such as "khot.nn.TopK", by the name in lower case."""
+    packages = [losses, relaxations, *(_load(package, wanted="__all__") for package in _BUILT_ON_PYRO)]
+    places = {name: f"khot.{name}" for package in packages for name in package.__all__}
+    places |= {name: f"khot.nn.{name}" for name in import_module("khot.nn").__all__}
+    places |= {name: f"khot.{package}.{name}" for name, package in _ELSEWHERE.items()}
+    return {name.lower(): place for name, place in places.items()}
+
+
 if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
@@ -75,6 +85,9 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name
                 module = _load(package, wanted=name)
                 if name in module.__all__:
                     return getattr(module, name)
+            similar = get_close_matches(name.lower(), places := _places(), n=1)
+            if similar:
+                raise AttributeError(f"module 'khot' has no attribute {name!r}: did you mean {places[similar[0]]}?")
         raise AttributeError(f"module 'khot' has no attribute {name!r}")
 
 

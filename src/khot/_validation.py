@@ -4,6 +4,7 @@ import math
 import operator
 from collections.abc import Iterable
 from numbers import Integral, Real
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -20,10 +21,15 @@ def tensors_among(*values: Any) -> list[Tensor]:
 
 
 def check_strided(name: str, value: Any, *, are_scores: bool = False, reads_layouts: bool | None = None) -> None:
-    """Checks that a tensor is neither sparse nor nested: rows must have all their entries, and equal lengths.
+    """Checks that a tensor is neither sparse nor nested, as rows must have all their entries and equal lengths.
 
+    Nor may it be of a floating-point dtype of 8 bits or fewer: these are for storage, and torch has no sums of them.
     ``reads_layouts`` says whether to check, if the caller knows; Dynamo refuses to read a layout in a backward pass.
     """
+    if isinstance(value, Tensor) and value.dtype.itemsize == 1 and value.is_floating_point():
+        raise TypeError(
+            f"`{name}` must have a floating-point dtype of 16 bits or more, but got {value.dtype}: pass {name}.float()"
+        )
     looks = not torch.compiler.is_compiling() if reads_layouts is None else reads_layouts
     if not looks or not isinstance(value, Tensor):
         return
@@ -36,13 +42,24 @@ def check_strided(name: str, value: Any, *, are_scores: bool = False, reads_layo
         raise TypeError(f"`{name}` must be a dense tensor, but got the layout {value.layout}: pass {name}.to_dense()")
 
 
+def check_floating(name: str, value: Any, *, are_scores: bool = False, reads_layouts: bool | None = None) -> None:
+    """Checks for a dense tensor of a floating-point dtype in which torch computes."""
+    _check_tensor(name, value)
+    check_strided(name, value, are_scores=are_scores, reads_layouts=reads_layouts)
+    if not value.is_floating_point():
+        advice = "" if value.is_complex() else f": pass {name}.float()"
+        raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}{advice}")
+
+
+def _check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        advice = f": pass torch.as_tensor({name})" if type(value).__name__ in ("list", "tuple", "ndarray") else ""
+        raise TypeError(f"`{name}` must be a torch.Tensor, but got {type(value).__name__}{advice}")
+
+
 def check_scores(x: Any, dim: Any, *, joint: bool = False, reads_layouts: bool | None = None) -> None:
     """Checks for a real floating-point tensor ``x`` with the axis ``dim``, or with several axes if ``joint``."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"`x` must be a torch.Tensor, but got {type(x).__name__}")
-    check_strided("x", x, are_scores=True, reads_layouts=reads_layouts)
-    if not x.is_floating_point():
-        raise TypeError(f"`x` must have a floating-point dtype, but got {x.dtype}")
+    check_floating("x", x, are_scores=True, reads_layouts=reads_layouts)
     if x.dim() == 0:
         raise ValueError("`x` must have at least one dimension, the ground set, but got a scalar")
     if joint and isinstance(dim, tuple):
@@ -370,14 +387,27 @@ def check_function(name: str, value: Any, signature: str) -> None:
         raise TypeError(f"`{name}` must be a function of {signature}, but got {value!r}")
 
 
+def name_init(cls: type) -> None:
+    """Gives a class that inherits ``__init__`` a copy, so that Python's errors about its arguments name this class."""
+    init: Any = cls.__init__  # type: ignore[misc]
+    if "__init__" in vars(cls) or not isinstance(init, FunctionType):
+        return
+    copy = FunctionType(init.__code__, init.__globals__, init.__name__, init.__defaults__, init.__closure__)
+    copy.__kwdefaults__, copy.__annotations__, copy.__doc__ = init.__kwdefaults__, init.__annotations__, init.__doc__
+    copy.__module__, copy.__qualname__ = init.__module__, f"{cls.__qualname__}.__init__"
+    setattr(cls, "__init__", copy)  # noqa: B010  # which a type checker accepts
+
+
+def check_value(value: Any) -> None:
+    """Checks for a dense tensor, as which a law can score a value."""
+    _check_tensor("value", value)
+    check_strided("value", value)
+
+
 @untraced
 def check_draw(name: str, value: Any, law: Distribution) -> None:
     """Checks for a floating-point tensor ``(*sample_shape, *batch_shape, *event_shape)`` of a law."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"`{name}` must be a torch.Tensor, but got {type(value).__name__}")
-    check_strided(name, value)
-    if not value.is_floating_point():
-        raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}")
+    check_floating(name, value)
     shape = law.batch_shape + law.event_shape
     if value.dim() < len(shape) or value.shape[value.dim() - len(shape) :] != shape:
         wanted = ", ".join(map(str, ("...", *shape)))

@@ -132,6 +132,8 @@ def test_gradient_and_dtype():
     assert torch.autograd.grad(variance.sum(), y)[0].isfinite().all()
     (double,) = {v.dtype for v in horvitz_thompson(design, value, Y)}
     assert double == torch.float64
+    for dtype in (torch.bool, torch.uint8, torch.int64):  # of the values that log_prob takes
+        torch.testing.assert_close(horvitz_thompson(design, value.to(dtype), y), (total, variance), rtol=0, atol=0)
 
 
 def test_empty_batch():
@@ -148,7 +150,11 @@ def test_empty_batch():
         ((Sampford(probs=PROBS), torch.ones(5), 1.0), TypeError, "`y` must be a floating-point tensor"),
         ((Sampford(probs=PROBS), torch.ones(5), Y.long()), TypeError, "`y` must be a floating-point tensor"),
         ((Sampford(probs=PROBS), torch.ones(5), torch.tensor(1.0)), ValueError, "`y` must be a floating-point"),
-        ((Sampford(probs=PROBS), torch.ones(5), torch.ones(1)), ValueError, "`y` must have 5 units"),
+        (
+            (Sampford(probs=PROBS), torch.ones(5), torch.ones(1)),
+            ValueError,
+            "`y` must be.*one entry for each of the 5 units.*may be NaN",
+        ),
         ((Sampford(probs=PROBS), torch.ones(5), torch.ones(4)), ValueError, "`y`"),
     ],
 )

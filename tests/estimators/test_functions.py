@@ -25,7 +25,7 @@ def recorded(f):
 def refusal(case, design_case, num_samples):
     """The error and its message if an estimator cannot work on a design; None if it must work."""
     if num_samples < case.min_samples:
-        return ValueError, f"`num_samples` must be at least {case.min_samples} here, but got"
+        return ValueError, f"`num_samples` must be at least {case.min_samples}( with baseline=.*)?, but got"
     if case.needs_natural_parameters and design_case.name not in ("conditional_poisson", "phantom_unit"):
         return NotImplementedError, "needs a ConditionalPoisson, but got"
     if case.needs_log_prob and not design_case.has_log_prob:

@@ -151,7 +151,7 @@ def test_baseline_of_a_call_is_from_before_it():
 
 def test_baseline_errors():
     design = ConditionalPoisson(logits=torch.zeros(3, 4), k=2)
-    with pytest.raises(ValueError, match="`num_samples` must be at least 2 here, but got 1"):
+    with pytest.raises(ValueError, match="`num_samples` must be at least 2 with baseline='leave_one_out', but got 1"):
         score_function(design, lambda x: x.sum(-1), baseline="leave_one_out")
     for wrong in ("mean", None, torch.zeros(3)):
         with pytest.raises(ValueError, match="`baseline` must be a function of the design or one of"):

@@ -13,7 +13,7 @@ from torch.types import _size as SizeLike
 from khot._contents import can_look
 from khot._distributed.placements import is_dtensor
 from khot._tracing import broadcast_shapes, has_float64, shape_of, untraced
-from khot._validation import as_int, check_choice, check_strided
+from khot._validation import as_int, check_choice, check_floating, check_strided
 
 Init = TypeVar("Init", bound=Callable[..., None])
 
@@ -55,11 +55,7 @@ def without_relaxation(init: Init) -> Init:
 
 @untraced
 def checked_param(name: str, value: Any) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"`{name}` must be a tensor, but got {type(value).__name__}")
-    check_strided(name, value, are_scores=name == "logits")
-    if not value.is_floating_point():
-        raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}")
+    check_floating(name, value, are_scores=name == "logits")
     if value.dim() < 1 or value.shape[-1] < 1:
         raise ValueError(f"`{name}` must have shape (..., n) with n >= 1, but got shape {tuple(value.shape)}")
     if not has_float64(value):

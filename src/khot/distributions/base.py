@@ -15,7 +15,7 @@ from khot._contents import can_look, has_contents
 from khot._names import names_in_code
 from khot._torch_internals import attributes_of, instance_of, is_tracing, may_record, validates
 from khot._tracing import broadcast_shapes, untraced
-from khot._validation import check_strided, checked_shape
+from khot._validation import check_value, checked_shape, name_init
 from khot.laws.kept import Snapshot
 
 Law = TypeVar("Law", bound="KHotDistribution")
@@ -36,6 +36,7 @@ class KHotDistribution(TorchDistribution):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        name_init(cls)
         cls._known_names = names_in_code(cls)
 
     def __init__(
@@ -174,7 +175,7 @@ class KHotDistribution(TorchDistribution):
     @untraced
     def _validate_sample(self, value: Tensor) -> None:
         """As in torch; but if rows differ in k, a value for several rows, as in enumeration over k, must fit one."""
-        check_strided("value", value)
+        check_value(value)
         if not (self._has_contents(value) and validates(value, *self._tensors())):
             self._validate_shape(value)
             return
@@ -191,6 +192,7 @@ class KHotDistribution(TorchDistribution):
 
     def _log_prob_of_any(self, value: Tensor, some_value: Callable[[], Tensor]) -> Tensor:
         """``_log_prob`` of values in the support, ``-inf`` elsewhere, where ``some_value()`` is scored instead."""
+        check_value(value)
         if self._validate_args:
             self._validate_sample(value)
             if self._shared_k is not None:

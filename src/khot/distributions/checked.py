@@ -1,5 +1,7 @@
 """Checks of the parameters of a design and of the values given to it. Each error message says what to do."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.distributions import constraints
@@ -11,7 +13,6 @@ from khot.constraints import capped_simplex
 from ._arguments import Vector
 from .base import is_half
 from .enumeration import EnumeratedDesign
-
 
 SURE = 0.5  # a sum whose rounding is smaller fits only the nearest integer
 
@@ -37,6 +38,8 @@ class CheckedDesign(EnumeratedDesign):
     def _validate_range(self) -> None:
         if self.parameter_name == "probs" and self.parameter.numel():
             lowest, highest = (end.item() for end in self.parameter.detach().aminmax())
+            if math.isnan(lowest) or math.isnan(highest):
+                raise ValueError("`probs` must lie in [0, 1], but contain NaN")
             if not (lowest >= 0 and highest <= 1):
                 raise ValueError(
                     f"`probs` must lie in [0, 1], but got entries from {lowest:.6g} to {highest:.6g}; give scores by "
@@ -51,7 +54,10 @@ class CheckedDesign(EnumeratedDesign):
             raise ValueError(f"`temperature` must be positive and finite, but got {self.temperature}")
         if self.parameter_name == "probs":
             self._check_probs(
-                self.parameter, "`probs`", "round or rescale it; for sums that are not integers, use PhantomUnit"
+                self.parameter,
+                "`probs`",
+                "round or rescale it; for sums that are not integers, use PhantomUnit; give scores by keyword, "
+                "logits=scores",
             )
 
     def _check_probs(self, probs: Tensor, name: str, advice: str) -> None:
@@ -60,10 +66,12 @@ class CheckedDesign(EnumeratedDesign):
         if not simplex.holds(probs):
             wrong = ~simplex.check(probs)
             row, k = probs[wrong][0], self.k[wrong][0]
+            expected = f"each row of {name} must lie in [0, 1] and sum to its integer k, but"
+            if row.isnan().any():
+                raise ValueError(f"{expected} one contains NaN (shape {tuple(probs.shape)})")
             raise ValueError(
-                f"each row of {name} must lie in [0, 1] and sum to its integer k, but got entries from {row.min():.6g} "
-                f"to {row.max():.6g} with the sum {row.sum(dtype=torch.float64):.9g} for k={k} "
-                f"(shape {tuple(probs.shape)}); {advice}"
+                f"{expected} got entries from {row.min():.6g} to {row.max():.6g} with the sum "
+                f"{row.sum(dtype=torch.float64):.9g} for k={k} (shape {tuple(probs.shape)}); {advice}"
             )
 
     def _validate_infinite_logits(self) -> None:

@@ -9,7 +9,7 @@ from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
 from khot._contents import can_look
-from khot._validation import check_generator
+from khot._validation import check_generator, check_value
 from khot.constraints import k_hot
 from khot.kernels.exact.small_numbers import log_odds, sigmoid
 from khot.kernels.operators.autograd import with_derivatives_of
@@ -215,6 +215,7 @@ class PhantomUnit(SamplingDesign):
         return super().sample_indices(sample_shape, generator=generator)
 
     def log_prob(self, value: Tensor) -> Tensor:
+        check_value(value)
         if self._validate_args:
             self._validate_sample(value)
         # A value is outside the support if and only if, with its phantom, it is outside the support of the wrapped

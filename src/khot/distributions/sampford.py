@@ -49,6 +49,12 @@ class Sampford(SamplingDesign):
         >>> design = Sampford(probs=torch.tensor([0.9, 0.6, 0.5]))
         >>> design.log_prob(design.enumerate_support()).exp()
         tensor([0.5000, 0.4000, 0.1000])
+
+        Probabilities proportional to size, of which none exceeds 1, for two of four units:
+
+        >>> size = torch.tensor([1.0, 2.0, 3.0, 60.0])
+        >>> Sampford(probs=capped_softmax(size.log(), 2)).mean
+        tensor([0.1667, 0.3333, 0.5000, 1.0000])
     """
 
     @property

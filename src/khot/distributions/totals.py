@@ -10,7 +10,7 @@ from torch import Tensor
 
 from khot._distributed.batch import SpreadBatch
 from khot._tracing import broadcast_shapes, one_operation, untraced
-from khot._validation import check_draw, check_scores, check_strided, described
+from khot._validation import check_draw, check_floating, described
 
 from .design import SamplingDesign
 from .phantom_unit import PhantomUnit
@@ -42,16 +42,16 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
 
     Args:
         design: The design that drew ``value``.
-        value: k-hot draws ``(..., n)``, such as ``design.sample((100,))``.
-        y: The observations, ``(..., n)``; broadcasts with ``value``. Units that were not drawn have no influence, and
-            may be NaN.
+        value: k-hot draws ``(..., n)``, such as ``design.sample((100,))``; bools and integers count as well.
+        y: The observations, ``(..., n)``, one entry for each unit of the population; broadcasts with ``value``. Units
+            that were not drawn have no influence, and may be NaN.
 
     Returns:
         The estimated totals and their estimated variances, each of the shape of ``value * y`` without its last axis, in
-        the wider of the dtypes of ``value`` and ``y``.
+        the wider of the dtypes of ``value``, if that is a floating-point one, and ``y``.
 
     Raises:
-        TypeError: If ``design`` is not a SamplingDesign, or another argument is not a floating-point tensor.
+        TypeError: If ``design`` is not a SamplingDesign, ``value`` not real, or ``y`` not a floating-point tensor.
         ValueError: If shapes do not match, or, with the validation of ``design`` on, if it cannot draw ``value``.
         NotImplementedError: If ``design`` is a ConditionalPoisson with a range of sizes: V needs a fixed size.
 
@@ -61,11 +61,16 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
         [3] Tillé (2006), "Sampling Algorithms", sections 2.8 and 7.5, for Deville's approximation of the variance.
 
     Example:
-        >>> design = Sampford(probs=torch.tensor([0.5, 0.5, 0.4, 0.6]))
-        >>> y = torch.tensor([5.0, 5.0, 4.0, 6.0])
-        >>> total, variance = horvitz_thompson(design, torch.tensor([1.0, 0.0, 0.0, 1.0]), y)
+        Inclusion probabilities proportional to a known size, at most 1, make T exact where y is proportional to it:
+
+        >>> size = torch.tensor([1.0, 2.0, 3.0, 4.0, 90.0])
+        >>> design = Sampford(probs=capped_softmax(size.log(), 3))
+        >>> design.mean
+        tensor([0.2000, 0.4000, 0.6000, 0.8000, 1.0000])
+        >>> drawn, y = torch.tensor([0, 1, 0, 1, 1]), torch.tensor([math.nan, 20.0, math.nan, 40.0, 100.0])
+        >>> total, variance = horvitz_thompson(design, drawn, y)
         >>> total
-        tensor(20.)
+        tensor(200.)
     """
     if not isinstance(design, SamplingDesign):
         raise TypeError(f"`design` must be a khot.SamplingDesign, but got {described(design, SamplingDesign)}")
@@ -73,11 +78,13 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
         raise NotImplementedError(
             f"horvitz_thompson needs draws of one size, but `design` has a range of sizes, {design.support}"
         )
-    check_draw("value", value, design)
+    is_whole = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+    check_draw("value", value.double() if is_whole else value, design)
     _check_observed(y, value)
     if design.spread is not None:
         return _of_rows_here(design, design.spread, value, y)
-    return _estimates(design.in_float32.in_float64(), value.double(), y, torch.promote_types(value.dtype, y.dtype))
+    dtype = y.dtype if is_whole else torch.promote_types(value.dtype, y.dtype)
+    return _estimates(design.in_float32.in_float64(), value.double(), y, dtype)
 
 
 def _estimates(design: SamplingDesign, value: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -127,17 +134,19 @@ def _check_drawn(value: Tensor, design: SamplingDesign) -> None:
 
 
 def _check_observed(y: Any, value: Tensor) -> None:
-    check_strided("y", y)
+    wanted = f"`y` must be a floating-point tensor that broadcasts with `value` of shape {tuple(value.shape)}"
+    if not isinstance(y, Tensor) or not y.is_floating_point():
+        raise TypeError(f"{wanted}, but got {y.dtype if isinstance(y, Tensor) else type(y).__name__}")
+    check_floating("y", y)
     try:
-        check_scores(y, -1)
-        shape = broadcast_shapes(y.shape, value.shape)
-    except (TypeError, ValueError, RuntimeError) as error:
-        kind = type(error) if isinstance(error, TypeError) else ValueError
-        got = f"{y.dtype} of shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
-        wanted = f"a floating-point tensor that broadcasts with `value` of shape {tuple(value.shape)}"
-        raise kind(f"`y` must be {wanted}, but got {got}") from None
-    if shape[-1] != value.shape[-1] or y.shape[-1] != value.shape[-1]:
-        raise ValueError(f"`y` must have {value.shape[-1]} units, as `value` has, but got shape {tuple(y.shape)}")
+        units = {broadcast_shapes(y.shape, value.shape)[-1], *y.shape[-1:]}
+    except RuntimeError:
+        units = set()
+    if y.dim() == 0 or units != {value.shape[-1]}:
+        raise ValueError(
+            f"{wanted}, but got shape {tuple(y.shape)}: it has one entry for each of the {value.shape[-1]} units of "
+            "the population, and those that were not drawn may be NaN"
+        )
 
 
 def _positive(probs: Tensor) -> Tensor:

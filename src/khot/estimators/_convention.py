@@ -35,13 +35,17 @@ def declares(*, unbiased: bool, min_samples: int = 1) -> Callable[[Estimator], E
     return mark
 
 
-def checked_call(design: Any, f: Any, num_samples: Any, min_samples: int = 1) -> int:
-    """``num_samples`` as an int of at least ``min_samples``, after checks of ``design`` and f."""
+def checked_call(design: Any, f: Any, num_samples: Any, min_samples: int = 1, needed_by: str = "") -> int:
+    """``num_samples`` as an int of at least ``min_samples``, after checks of ``design`` and f.
+
+    ``needed_by`` says what needs more than one, such as "with baseline='leave_one_out'".
+    """
     check_design(design)
     check_function("f", f, "the values")
     count = checked_index("num_samples", num_samples)
     if count < min_samples:
-        raise ValueError(f"`num_samples` must be at least {min_samples} here, but got {num_samples}")
+        needed_by = f" {needed_by}" if needed_by else ""
+        raise ValueError(f"`num_samples` must be at least {min_samples}{needed_by}, but got {num_samples}")
     return count
 
 

@@ -8,13 +8,15 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from khot._tracing import shape_of
-from khot._validation import check_fraction
+from khot._validation import check_fraction, check_strided
 from khot.distributions.base import draw
 
 from ._convention import Loss, check_design, checked_call, declares, evaluate
 from .wrapper import scores_of, wide
 
 Baseline = Literal["none", "moving_average", "leave_one_out"] | Callable[[Distribution], float | Tensor]
+
+LEAVE_ONE_OUT = "with baseline='leave_one_out'"  # the only baseline that needs more than one draw
 
 
 class MovingAverage:
@@ -109,7 +111,7 @@ def score_function(
         >>> assert gradient[0] > 0.05 and gradient[3] < -0.05  # about 1/12 and -1/12
     """
     _check_baseline(baseline)
-    num_samples = checked_call(design, f, num_samples, min_samples=_least_draws(baseline))
+    num_samples = checked_call(design, f, num_samples, _least_draws(baseline), LEAVE_ONE_OUT)
     values = draw(design, (num_samples,), generator)
     losses = evaluate(f, values, design)
     return _learn(baseline, losses, _surrogate(design, values, losses, baseline))
@@ -174,12 +176,14 @@ def _check_draws(design: Distribution, value: Any, losses: Any, min_samples: int
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
         got = f"dtype {losses.dtype}" if isinstance(losses, Tensor) else type(losses).__name__
         raise TypeError(f"`losses` must be a floating-point tensor, but got {got}")
+    check_strided("losses", losses)
     shape = design.batch_shape + design.event_shape
     if value.dim() != len(shape) + 1 or value.shape[1:] != shape:
         wanted = ", ".join(map(str, ("S", *shape)))
         raise ValueError(f"`value` must have shape ({wanted}), S draws of `design`, but got {tuple(value.shape)}")
     if len(value) < min_samples:
-        raise ValueError(f"`value` must contain at least {min_samples} draws here, but got {len(value)}")
+        needed_by = f" {LEAVE_ONE_OUT}" if min_samples > 1 else ""
+        raise ValueError(f"`value` must contain at least {min_samples} draws{needed_by}, but got {len(value)}")
     if losses.shape != value.shape[:1] + design.batch_shape:
         shape = value.shape[:1] + design.batch_shape
         raise ValueError(f"`losses` must have shape (S, *batch_shape) = {tuple(shape)}, but got {tuple(losses.shape)}")

@@ -15,7 +15,14 @@ from typing_extensions import Self
 from khot._contents import looks_at_contents
 from khot._torch_internals import instance_of
 from khot._tracing import broadcast_shapes, one_operation, shape_of
-from khot._validation import check_flag, check_positive_contents, checked_positive, checked_shape, described
+from khot._validation import (
+    check_flag,
+    check_positive_contents,
+    check_value,
+    checked_positive,
+    checked_shape,
+    described,
+)
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution
 from khot.kernels.exact.rows import compute_dtype
@@ -140,6 +147,7 @@ class DesignWrapper(KHotDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Score of a k-hot value, differentiable in the value if the log_prob of the scoring design is."""
+        check_value(value)
         if self._validate_args:
             self._validate_sample(value)
         if self.scorer is None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from khot._distributed.boundary import of_rows
 from khot._tracing import one_operation
-from khot._validation import check_function, check_positive_contents, check_scores, check_softness, check_strided
+from khot._validation import check_floating, check_function, check_positive_contents, check_scores, check_softness
 from khot.kernels.operators.autograd import with_derivatives_of
 
 from .axes import as_axes, as_rows
@@ -98,8 +98,8 @@ def straight_through_value(hard: Tensor, soft: Tensor) -> Tensor:
         >>> y.tolist(), torch.autograd.grad(y.sum(), soft)[0]
         ([0.0, 1.0], tensor([1., 1.]))
     """
-    _check_floating("hard", hard)
-    _check_floating("soft", soft)
+    check_floating("hard", hard)
+    check_floating("soft", soft)
     try:
         soft = soft.expand(hard.shape)
     except RuntimeError:
@@ -107,10 +107,3 @@ def straight_through_value(hard: Tensor, soft: Tensor) -> Tensor:
             f"`soft` must broadcast to the shape {tuple(hard.shape)} of `hard`, but got shape {tuple(soft.shape)}"
         ) from None
     return with_derivatives_of(hard, soft.to(hard.dtype))
-
-
-def _check_floating(name: str, value: Any) -> None:
-    check_strided(name, value)
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"`{name}` must be a floating-point tensor, but got {got}")

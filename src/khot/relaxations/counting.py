@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import check_scores, check_softness, check_softness_contents, check_strided, checked_real
+from khot._validation import check_floating, check_scores, check_softness, check_softness_contents, checked_real
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.operators.autograd import with_derivatives_of
 from khot.kernels.order.torch_sums import FAR
@@ -150,9 +150,7 @@ def _checked(x: Tensor, scale: float | Tensor, name: str, value: float | Tensor,
     if rows.shape[-1] == 0:
         raise ValueError(f"`x` must have at least one entry along `dim`, but got shape {tuple(x.shape)}")
     if isinstance(value, Tensor):
-        check_strided(name, value)
-        if not value.is_floating_point():
-            raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}")
+        check_floating(name, value)
         beside = value.movedim(dim, -1) if value.dim() == x.dim() else value
         if value.dim() != 1 and (value.dim() != x.dim() or beside.shape[:-1] != rows.shape[:-1]):
             raise ValueError(

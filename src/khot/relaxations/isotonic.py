@@ -11,7 +11,7 @@ from torch import Tensor
 
 from khot._contents import checks_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import check_choice, check_softness, check_strided, checked_count
+from khot._validation import check_choice, check_floating, check_softness, checked_count
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.isotonic import isotonic
 from khot.kernels.isotonic.torch_backend import Objective, block_sums
@@ -71,11 +71,7 @@ def _checked(s: Tensor, w: Tensor, max_iter: int) -> tuple[Tensor, int]:
     """Checks types and shapes; w is expanded to the shape of s."""
     max_iter = checked_count("max_iter", max_iter)
     for name, value in (("s", s), ("w", w)):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"`{name}` must be a torch.Tensor, but got {type(value).__name__}")
-        check_strided(name, value)
-        if not value.is_floating_point():
-            raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}")
+        check_floating(name, value)
     if s.dim() == 0:
         raise ValueError("`s` must have at least one dimension, but got a scalar")
     try:
