@@ -1,11 +1,10 @@
 """What a step costs under each estimator, in multiples of the same step with one-hot draws.
 
 Run `python benchmarks/estimator_steps.py`. A step makes the law of fresh logits, draws, evaluates the loss of each draw
-x, |W x|² with W of eight rows, and goes backward to the logits. Four draws; one for `finite_difference`, whose other
-evaluations are neighbours of it, and none for `enumerated`. The measure is torch's OneHotCategoricalStraightThrough on
-the same logits with as many draws and the same loss. All are timed in turns in one process, so that ratios hold on a
-machine that has other work, too. Left out: `unordered_set` and `enumerated` where C(n, k) is large, and
-`finite_difference`, whose laws of partners take O(n² k), on long rows.
+x, |W x|² with W of eight rows, and goes backward to the logits. Four draws; none for
+`enumerated`. The measure is torch's OneHotCategoricalStraightThrough on the same logits with as many draws and the same
+loss. All are timed in turns in one process, so that ratios hold on a machine that has other work, too. Left out:
+`unordered_set` and `enumerated` where C(n, k) is large.
 """
 
 from collections.abc import Callable
@@ -20,10 +19,8 @@ from khot import (
     ConditionalPoisson,
     PerturbedTopK,
     Pivotal,
-    RaoBlackwellStraightThrough,
     RelaxedKHotStraightThrough,
     enumerated,
-    finite_difference,
     pathwise,
     reinmax,
     score_function,
@@ -44,16 +41,13 @@ ESTIMATES: dict[str, Estimate] = {
     "reinmax, Pivotal": lambda x, k, f: reinmax(Pivotal(logits=x, k=k), f, DRAWS),
     "reinmax, ConditionalPoisson": lambda x, k, f: reinmax(poisson(x, k), f, DRAWS),
     "RelaxedKHotStraightThrough": lambda x, k, f: pathwise(RelaxedKHotStraightThrough(0.5, x, k), f, DRAWS),
-    "RaoBlackwellStraightThrough": lambda x, k, f: pathwise(RaoBlackwellStraightThrough(0.5, x, k), f, DRAWS),
     "IMLE": lambda x, k, f: pathwise(IMLE(x, k), f, DRAWS),
     "PerturbedTopK, 100 perturbations": lambda x, k, f: pathwise(PerturbedTopK(x, k), f, DRAWS),
     "score_function, leave_one_out": lambda x, k, f: score_function(poisson(x, k), f, DRAWS, baseline="leave_one_out"),
     "unordered_set": lambda x, k, f: unordered_set(poisson(x, k), f, DRAWS),
-    "finite_difference, drawn": lambda x, k, f: finite_difference(poisson(x, k), f, partners="drawn"),
-    "finite_difference, all": lambda x, k, f: finite_difference(poisson(x, k), f),
     "enumerated": lambda x, k, f: enumerated(poisson(x, k), f),
 }
-LARGEST_N = {"unordered_set": 12, "enumerated": 12, "finite_difference, all": 100, "finite_difference, drawn": 100}
+LARGEST_N = {"unordered_set": 12, "enumerated": 12}
 
 
 def poisson(logits: Tensor, k: int) -> ConditionalPoisson:

@@ -29,7 +29,6 @@ REFUSALS = (TypeError, ValueError, NotImplementedError)
 FEW_ROWS = 8  # where a full batch takes long in every regime
 ON_FEW_ROWS = {
     "soft_permutation", "sorted_transport_topk", "isotonic_lp", "Brewer", "ParetoSampling exact", "SequentialPoisson",
-    "finite_difference all", "finite_difference drawn",
 }  # fmt: skip
 
 
@@ -181,7 +180,6 @@ ESTIMATORS: dict[str, Operation] = {
     "pathwise StraightThrough Sampford": step(pathwise, lambda **given: khot.StraightThrough(Sampford(**given))),
     "pathwise ReinMax Sampford": step(pathwise, lambda **given: khot.ReinMax(Sampford(**given))),
     "RelaxedKHotStraightThrough": step(pathwise, partial(khot.RelaxedKHotStraightThrough, 0.5)),
-    "RaoBlackwellStraightThrough": step(pathwise, partial(khot.RaoBlackwellStraightThrough, 0.5)),
     "IMLE": step(pathwise, khot.IMLE),
     "IMLE sum_of_gamma": step(pathwise, partial(khot.IMLE, noise="sum_of_gamma")),
     "PerturbedTopK": step(pathwise, khot.PerturbedTopK),
@@ -190,8 +188,6 @@ ESTIMATORS: dict[str, Operation] = {
     "score_function leave_one_out": step(khot.score_function, ConditionalPoisson, baseline="leave_one_out"),
     "score_function_surrogate Sampford": step(surrogate, Sampford),
     "unordered_set": step(khot.unordered_set, few_units),
-    "finite_difference all": step(khot.finite_difference, ConditionalPoisson),
-    "finite_difference drawn": step(khot.finite_difference, ConditionalPoisson, partners="drawn"),
     "enumerated": step(khot.enumerated, few_units),
 }
 

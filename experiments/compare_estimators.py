@@ -13,8 +13,7 @@ are compared with the exact one, which is a sum over all 252 subsets. The losses
                k-hot x, so that an estimator that looks at nothing else cannot tell which one it is given
 
 Straight-through on this design is SIMPLE; the score function with leave-one-out baseline is what SFESS is meant to be.
-Each estimate takes 4 draws, and the finite difference evaluates the loss at the 25 neighbours of each as well. Each
-seed is a different problem. The table of each loss has
+Each estimate takes 4 draws. Each seed is a different problem. The table of each loss has
 
     bias       length of the difference between the mean estimate and the exact gradient. It is never quite 0: without
                bias it is about as large as its standard error, the next column
@@ -37,7 +36,6 @@ from common import Table, each_seed, experiment_parser, parse, save_figure
 from khot import (
     ConditionalPoisson,
     compare_estimators,
-    finite_difference,
     reinmax,
     score_function,
     straight_through,
@@ -55,7 +53,6 @@ ESTIMATORS: dict[str, Callable[..., Tensor]] = {
     SCORE: score_function,
     BASELINE: partial(score_function, baseline="leave_one_out"),
     "unordered set": unordered_set,
-    "finite difference": finite_difference,
 }
 BIAS, BIAS_ERROR, VARIANCE, COSINE = "bias", "its s.e.", "variance", "cosine"
 LINEAR, DISTANCE, QUADRATIC, EVIDENCE = "linear", "distance", "quadratic", "evidence"

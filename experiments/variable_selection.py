@@ -13,8 +13,7 @@ On k-hot x two ways to write C give the same matrix. A pathwise estimator differ
     linear    C = X diag(x) Xᵀ
 
 The guide is ConditionalPoisson, trained on E[log p(y | x)] by the estimator in question and on its exact divergence
-from the prior. Each estimator takes 4 draws per step, except the finite difference, which takes one draw and its 27
-neighbours. Rao-Blackwellised straight-through draws from its own law, GumbelTopK, which has as many parameters.
+from the prior. Each estimator takes 4 draws per step.
 
 There are 220 ways to choose 3 of 12, so everything is known exactly. "ELBO gap" is log p(y) less the ELBO at the end:
 the divergence of the guide from the posterior. "Probability error" is the largest error of an inclusion probability.
@@ -37,13 +36,9 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from common import Table, each_seed, experiment_parser, parse, save_figure
 from khot import (
     ConditionalPoisson,
-    GumbelTopK,
     MovingAverage,
-    RaoBlackwellStraightThrough,
     SamplingDesign,
     enumerated,
-    finite_difference,
-    pathwise,
     reinmax,
     score_function,
     straight_through,
@@ -106,28 +101,21 @@ def make_problem(seed: int, n: int = N, k: int = K) -> Problem:
 
 
 class Method(NamedTuple):
-    """An estimator, which may have a state, its number of draws, and the guide's law for given logits."""
+    """An estimator, which may have a state, and its number of draws."""
 
     make_estimator: Callable[[], Callable[[SamplingDesign, Loss, int], Tensor]]
     draws: int = DRAWS
-    guide: type[SamplingDesign] = ConditionalPoisson
 
 
-def rao_blackwell(design: SamplingDesign, f: Loss, num_samples: int) -> Tensor:
-    return pathwise(RaoBlackwellStraightThrough(1.0, design.logits, design.k), f, num_samples)
-
-
-FIRST, SECOND, AVERAGED = "straight-through", "ReinMax", "Rao-Blackwellised"
+FIRST, SECOND = "straight-through", "ReinMax"
 DECAYING, LEAVE_ONE_OUT = "score function, decaying baseline", "score function, leave-one-out"
-UNORDERED, DIFFERENCE, EXACT = "unordered set", "finite difference", "enumeration"
+UNORDERED, EXACT = "unordered set", "enumeration"
 METHODS = {
     FIRST: Method(lambda: straight_through),
     SECOND: Method(lambda: reinmax),
-    AVERAGED: Method(lambda: rao_blackwell, guide=GumbelTopK),
     DECAYING: Method(lambda: partial(score_function, baseline=MovingAverage(0.9))),
     LEAVE_ONE_OUT: Method(lambda: partial(score_function, baseline="leave_one_out")),
     UNORDERED: Method(lambda: unordered_set),
-    DIFFERENCE: Method(lambda: finite_difference, draws=1),
     EXACT: Method(lambda: enumerated, draws=1),
 }
 
@@ -157,18 +145,18 @@ def fit(problem: Problem, method: Method, form: str, args: Namespace, tick: Call
     curve, seconds = [], []
     for step in range(args.steps + 1):
         if step % max(1, args.steps // 30) == 0:
-            curve.append((step, gap(method.guide(logits=logits.detach(), k=K), problem)))
+            curve.append((step, gap(ConditionalPoisson(logits=logits.detach(), k=K), problem)))
         if step == args.steps:
             break
         start = time.process_time()
-        design = method.guide(logits=logits, k=K)
+        design = ConditionalPoisson(logits=logits, k=K)
         expected = estimator(design, lambda x: -problem.log_evidence(x, FORMS[form]), method.draws)
         optimizer.zero_grad()
         (expected + kl_divergence(design, prior)).backward()
         optimizer.step()
         seconds.append(time.process_time() - start)
         tick()
-    return Fit(method.guide(logits=logits.detach(), k=K), curve, 1e3 * float(np.median(seconds)))
+    return Fit(ConditionalPoisson(logits=logits.detach(), k=K), curve, 1e3 * float(np.median(seconds)))
 
 
 def best_guide(problem: Problem) -> ConditionalPoisson:
@@ -241,7 +229,6 @@ def main(arguments: list[str] | None = None) -> Table:
                    lower=True)  # fmt: skip
     table.find("ReinMax is nearer than straight-through, both linear", name[SECOND], name[FIRST], lower=True)
     table.find("leave-one-out is nearer than straight-through, linear", name[LEAVE_ONE_OUT], name[FIRST], lower=True)
-    table.find("the finite difference is nearer than leave-one-out", name[DIFFERENCE], name[LEAVE_ONE_OUT], lower=True)
     table.save(args, "variable_selection")
     save_figure(draw_figure(*first), args, "variable_selection")
     return table

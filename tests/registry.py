@@ -61,11 +61,9 @@ from khot.estimators import (
     AdaptiveStep,
     MovingAverage,
     PerturbedTopK,
-    RaoBlackwellStraightThrough,
     ReinMax,
     StraightThrough,
     enumerated,
-    finite_difference,
     pathwise,
     perturbed_topk,
     reinmax,
@@ -238,7 +236,6 @@ PERTURBED = [
     PerturbedCase("imle", IMLE),
     PerturbedCase("imle_adaptive", lambda **kwargs: IMLE(step=AdaptiveStep(), **kwargs)),
     PerturbedCase("imle_sum_of_gamma", partial(IMLE, noise="sum_of_gamma")),
-    PerturbedCase("rao_blackwell_straight_through", partial(RaoBlackwellStraightThrough, 0.5)),
 ]
 
 
@@ -255,7 +252,6 @@ class FunctionCase:
         plain_mean: Whether the value is the mean of f over the draws, all with the same weight.
         distinct: Whether the draws differ from each other.
         needs_relaxation: Whether the design has to have a relaxation, or to be ConditionalPoisson.
-        needs_natural_parameters: Whether the design has to be ConditionalPoisson, or a PhantomUnit of it.
     """
 
     name: str
@@ -266,7 +262,6 @@ class FunctionCase:
     plain_mean: bool = True
     distinct: bool = False
     needs_relaxation: bool = False
-    needs_natural_parameters: bool = False
 
     @property
     def public(self) -> Callable[..., Tensor]:
@@ -275,11 +270,6 @@ class FunctionCase:
     @property
     def estimate(self) -> Callable[..., Tensor]:
         return self.function if self.form is None else partial(self.form, self.function)
-
-    @property
-    def design(self) -> type[SamplingDesign]:
-        """A design that it takes."""
-        return ConditionalPoisson if self.needs_natural_parameters else Sampford
 
     @property
     def unbiased(self) -> bool:
@@ -304,13 +294,6 @@ FUNCTIONS = [
     ),
     FunctionCase("unordered_set", unordered_set, plain_mean=False, distinct=True),
     FunctionCase("enumerated", enumerated, plain_mean=False),
-    FunctionCase("finite_difference", finite_difference, needs_log_prob=False, needs_natural_parameters=True),
-    FunctionCase(
-        "finite_difference_drawn",
-        partial(finite_difference, partners="drawn"),
-        needs_log_prob=False,
-        needs_natural_parameters=True,
-    ),
     FunctionCase("straight_through", straight_through, needs_log_prob=False),
     FunctionCase("reinmax", reinmax, needs_log_prob=False, needs_relaxation=True),
     FunctionCase("pathwise", pathwise, of_the_wrapped_design, needs_log_prob=False),

@@ -119,7 +119,6 @@ KINDS = {
     "noise": "choice",
     "solver": "choice",
     "reduction": "choice",
-    "partners": "choice",
     "adjust": "optional_choice",
     "link": "link",
     "df": "degrees",
@@ -131,7 +130,7 @@ KINDS = {
     "log_prob": "scorer",
     "step": "step",
     "p_k": "shares",
-    **dict.fromkeys(("num_samples", "num_conditional", "chunk_size", "max_iter"), "count"),
+    **dict.fromkeys(("num_samples", "chunk_size", "max_iter"), "count"),
     "tol": "positive",
     "decay": "fraction",
     "dtype": "dtype",
@@ -213,7 +212,6 @@ CALLS |= {
     "PerturbedTopK": call(khot.PerturbedTopK, GIVEN, k="size"),
     "IMLE": call(khot.IMLE, GIVEN, k="size"),
     "AdaptiveStep": call(khot.AdaptiveStep, {}, initial="positive", increment="positive", target="positive"),
-    "RaoBlackwellStraightThrough": call(khot.RaoBlackwellStraightThrough, {**GIVEN, "temperature": 0.5}, k="size"),
     "MovingAverage": call(khot.MovingAverage, {}),
     "score_function_surrogate": call(
         khot.score_function_surrogate,
@@ -257,9 +255,6 @@ CALLS |= {
         exact="exact",
     ),
     "IMLE.from_scores": Call(khot.IMLE(LOGITS, 2).from_scores, {"scores": LOGITS}, {"scores": "perturbed"}),
-    "RaoBlackwellStraightThrough.from_scores": Call(
-        khot.RaoBlackwellStraightThrough(0.5, LOGITS, 2).from_scores, {"scores": LOGITS}, {"scores": "perturbed"}
-    ),
     "RelaxedKHot.from_scores": Call(
         khot.RelaxedKHot(0.5, LOGITS, 2).from_scores, {"scores": LOGITS}, {"scores": "perturbed"}
     ),

@@ -5,7 +5,6 @@ import torch
 
 from khot import (
     ConditionalPoisson,
-    RaoBlackwellStraightThrough,
     ReinMax,
     StraightThrough,
     sigmoid_topk,
@@ -101,10 +100,3 @@ def test_reinmax_of_a_design_without_relaxation():
     (case,) = (case for case in DESIGNS if not case.takes_relaxation and case.name != "conditional_poisson")
     with pytest.raises(NotImplementedError, match="pass it, as in ReinMax"):
         ReinMax(case.make(logits=SCORES, k=3))
-
-
-@every_map
-def test_relaxation_rao_blackwell(name):
-    torch.manual_seed(0)
-    scores = SCORES.clone().requires_grad_()
-    check_gradient(RaoBlackwellStraightThrough(0.8, logits=scores, k=3, relaxation=MAPS[name]), scores)

@@ -20,6 +20,7 @@ from khot import (
     KHotSwap,
     PhantomUnit,
     PlackettLuce,
+    Sampford,
     compare_estimators,
     horvitz_thompson,
     knn_loss,
@@ -292,7 +293,7 @@ def test_perturbed_scores(case, name, on_device):
 @pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
 def test_functions(case, on_device):
     arguments, x = given("logits")
-    check_gradients(case.estimate(case.design(**arguments), lambda value: (value * x).sum(-1), 4), x)
+    check_gradients(case.estimate(Sampford(**arguments), lambda value: (value * x).sum(-1), 4), x)
 
 
 @every_backend

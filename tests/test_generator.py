@@ -86,7 +86,7 @@ def test_functions(case):
         logits = LOGITS.clone().requires_grad_()
         values = []
         losses = lambda x: values.append(x) or (x @ WEIGHTS).square()  # noqa: E731
-        surrogate = case.estimate(case.design(logits=logits, k=2), losses, 6, generator=generator)
+        surrogate = case.estimate(Sampford(logits=logits, k=2), losses, 6, generator=generator)
         return torch.cat((torch.autograd.grad(surrogate.sum(), logits)[0], *values[0].detach()))
 
     if case.name == "enumerated":  # draws nothing

@@ -319,7 +319,7 @@ def test_perturbed(case, dtype):
 @pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
 def test_functions(case, dtype):
     def estimate(x):
-        return case.estimate(case.design(logits=x, k=3), weighted, max(case.min_samples, 8))  # a mean of powers of two
+        return case.estimate(Sampford(logits=x, k=3), weighted, max(case.min_samples, 8))  # a mean of powers of two
 
     compare(estimate, LOGITS.to(dtype))
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from khot import IMLE, GumbelTopK, PerturbedTopK, PhantomUnit, RaoBlackwellStraightThrough, Sampford, sigmoid_topk
+from khot import IMLE, GumbelTopK, PerturbedTopK, PhantomUnit, Sampford, sigmoid_topk
 from tests import gof
 from tests.registry import DESIGNS
 
@@ -13,7 +13,6 @@ LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1, -0.3, 1.5], dtype=torch.float64)
 PATHWISE = {
     "imle": IMLE,
     "perturbed_topk": partial(PerturbedTopK, num_samples=2),
-    "rao_blackwell": partial(RaoBlackwellStraightThrough, 0.5, num_conditional=2),
 }
 
 

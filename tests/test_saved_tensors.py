@@ -7,6 +7,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from khot.distributions import Sampford
 from khot.estimators import StraightThrough
 from tests.every_map import MAPS, AnyMap
 from tests.inputs import normal
@@ -93,4 +94,4 @@ def test_functions(case):
     def loss(values):
         return values[..., 0] * values[..., 1] + values.cumsum(-1).square().sum(-1)
 
-    check(lambda x: case.estimate(case.design(logits=x, k=2), loss, 2))
+    check(lambda x: case.estimate(Sampford(logits=x, k=2), loss, 2))

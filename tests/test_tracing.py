@@ -350,7 +350,6 @@ def loss(x):
         for design in (ConditionalPoisson, Sampford, GumbelTopK)
         for case in FUNCTIONS
         if not (case.needs_relaxation and design is GumbelTopK)
-        and not (case.needs_natural_parameters and design is not ConditionalPoisson)
     ],
 )
 def test_functions(case, design):

@@ -154,8 +154,6 @@ def test_a_step_that_adapts_is_refused():
 @pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
 @pytest.mark.parametrize("design", quick_first({"pivotal": partial(Pivotal, order="fixed"), "sampford": Sampford}))
 def test_functions(case, design):
-    design = case.design if case.needs_natural_parameters else design
-
     def estimate(row):
         return case.estimate(design(logits=row, k=2), lambda x: (x @ WEIGHTS).square(), 4, generator=seeded())
 

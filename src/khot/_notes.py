@@ -8,8 +8,8 @@ Member = TypeVar("Member", bound=Any)
 BETWEEN_VERTICES = """\
 Pathwise gradients depend on f between k-hot vectors: of two losses that agree on every k-hot vector, one can give good
 gradients and the other useless ones. Make f linear in x if possible: write ``X diag(x) Xᵀ`` rather than
-``(X * x)(X * x)ᵀ``, in which x is squared and units that are out get no gradient. :func:`~khot.finite_difference` and
-:func:`~khot.score_function` do not depend on how f is written."""
+``(X * x)(X * x)ᵀ``, in which x is squared and units that are out get no gradient. :func:`~khot.score_function` does
+not depend on how f is written."""
 
 
 def feels_between_vertices(member: Member) -> Member:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from khot import IMLE, ConditionalPoisson, perturbed_topk, reinmax
+from khot import IMLE, ConditionalPoisson, Sampford, perturbed_topk, reinmax
 from tests.registry import ESTIMATORS, FUNCTIONS, PERTURBED
 
 pytestmark = pytest.mark.needs_torch("2.8")  # compiled designs
@@ -44,7 +44,7 @@ def test_functions(case):
     def f(value):
         return (value * WEIGHTS).sum(-1).square()
 
-    check_full_graph(lambda x: case.estimate(case.design(logits=x, k=2), f, 3).sum())
+    check_full_graph(lambda x: case.estimate(Sampford(logits=x, k=2), f, 3).sum())
 
 
 def test_perturbed_map():

@@ -4,7 +4,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from khot import ConditionalPoisson, enumerated
+from khot import ConditionalPoisson, Sampford, enumerated
 from tests.registry import DESIGNS, FUNCTIONS, PHANTOM
 
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
@@ -26,8 +26,6 @@ def refusal(case, design_case, num_samples):
     """The error and its message if an estimator cannot work on a design; None if it must work."""
     if num_samples < case.min_samples:
         return ValueError, f"`num_samples` must be at least {case.min_samples}( with baseline=.*)?, but got"
-    if case.needs_natural_parameters and design_case.name not in ("conditional_poisson", "phantom_unit"):
-        return NotImplementedError, "needs a ConditionalPoisson, but got"
     if case.needs_log_prob and not design_case.has_log_prob:
         return NotImplementedError, "has no log_prob; .*ConditionalPoisson.*Sampford"
     if case.needs_relaxation and design_case.name == "gumbel_topk":
@@ -117,7 +115,7 @@ def test_declares_what_it_is(case):
     exact = LOGITS[0].clone().requires_grad_()
 
     def gradient(estimate, logits):
-        design = case.design(logits=logits, k=2)
+        design = Sampford(logits=logits, k=2)
         surrogate = estimate(design, lambda x: (x @ WEIGHT - 0.3) ** 3 + 4 * x[..., 0] * x[..., 1], 2)
         return torch.autograd.grad(surrogate.sum(), logits)[0]
 
@@ -147,7 +145,7 @@ def test_errors(case):
         assert case.estimate(one_hot, lambda x: x[..., 0], 2).shape == (2,)
 
 
-READS_AGAIN = [case for case in FUNCTIONS if case.needs_log_prob or case.needs_natural_parameters]
+READS_AGAIN = [case for case in FUNCTIONS if case.needs_log_prob]
 
 
 @pytest.mark.parametrize("case", READS_AGAIN, ids=lambda case: case.name)

@@ -18,14 +18,12 @@ from khot import (
     ConditionalPoisson,
     PerturbedTopK,
     Pivotal,
-    RaoBlackwellStraightThrough,
     pathwise,
     perturbed_topk,
     sigmoid_topk,
     topk_mask,
 )
 from khot.estimators.perturbation import GAMMA_TERMS, sum_of_gamma_noise
-from khot.estimators.rao_blackwell import resample_scores
 from tests import gof
 from tests.registry import PERTURBED, PerturbedCase
 
@@ -138,7 +136,7 @@ def test_trains_under_elbos(case, elbo):
     pyro.clear_param_store()
 
 
-class SoftForward(RaoBlackwellStraightThrough):
+class SoftForward(IMLE):
     """Returns the relaxed vectors themselves."""
 
     def rsample(self, sample_shape=()):
@@ -157,7 +155,7 @@ class SelfWeighted(IMLE):
 @pytest.mark.parametrize(
     ("make", "check"),
     [
-        (partial(SoftForward, 0.5), test_draws_are_hard_and_reproducible),
+        (SoftForward, test_draws_are_hard_and_reproducible),
         (SelfWeighted, test_constants_get_no_gradient),
         (lambda **kwargs: IMLE(**{**kwargs, "k": 2}), partial(test_sizes, k=torch.tensor([5, 1]))),
     ],
@@ -295,60 +293,6 @@ def test_adaptive_step_by_its_definition():
     assert step.alpha == 0
 
 
-@pytest.mark.parametrize("k", [0, 1, 2, 4])
-def test_conditional_noise_reproduces_the_unconditional_law(k):
-    """Drawn given the order of the top k of random scores, on average over these, it is Gumbel noise again."""
-    logits, size = torch.tensor([0.4, -1.2, 2.0, 0.1]), torch.tensor(k)
-    scores = logits - torch.empty(100_000, 4).exponential_().log()
-    others = resample_scores(logits, scores, size, 1)[0]
-    assert torch.equal(topk_mask(others, k), topk_mask(scores, k))
-    order = [rows.argsort(-1, descending=True)[:, :k] for rows in (scores, others)]
-    assert torch.equal(*order)
-    noise = (others - logits).double()
-    for i in range(4):
-        assert stats.kstest(noise[:, i].numpy(), "gumbel_r").pvalue > gof.LEVEL
-    correlation = torch.corrcoef(torch.cat((noise, noise.square()), -1).T) * math.sqrt(len(noise))
-    across = torch.ones(4, 4).triu(1).repeat(2, 2).bool()  # of different units, themselves and their squares
-    assert correlation[across].abs().max() < gof.Z_LIMIT
-
-
-def test_conditional_noise_against_rejection():
-    """Gumbel noise, kept where the order of the top two happens to be the given one."""
-    logits = torch.tensor([0.4, -0.6, 1.0, 0.1], dtype=torch.float64)
-    scores = logits - torch.empty(200_000, 4, dtype=torch.float64).exponential_().log()
-    order = scores.argsort(-1, descending=True)
-    kept = scores[(order[:, 0] == 0) & (order[:, 1] == 3)]
-    drawn = resample_scores(logits, kept[0], torch.tensor(2), 20_000)
-    assert len(kept) > 5000
-    for projection in (*torch.eye(4).double(), torch.ones(4).double(), torch.tensor([1.0, 0, 0, -1]).double()):
-        assert stats.ks_2samp((kept @ projection).numpy(), (drawn @ projection).numpy()).pvalue > gof.LEVEL
-
-
-def test_rao_blackwell_has_the_mean_of_the_plain_estimator_and_less_variance():
-    rows = LOGITS[:1, :4].expand(20_000, 4).clone().requires_grad_()
-    weights = WEIGHTS[:4]
-
-    def gradients(x):
-        return torch.autograd.grad(((x @ weights) - 1).square().sum(), rows)[0]
-
-    estimator = RaoBlackwellStraightThrough(0.3, logits=rows, k=2, num_conditional=16)
-    ours = gradients(estimator.rsample())
-    scores = estimator.design.perturb(rows.shape)
-    relaxed = sigmoid_topk(scores + (rows - rows.detach()), 2, 0.3)
-    plain = gradients(topk_mask(scores, 2) + (relaxed - relaxed.detach()))
-    difference = ours.mean(0) - plain.mean(0)
-    error = ((ours.var(0) + plain.var(0)) / len(rows)).sqrt()
-    assert (difference.abs() <= gof.Z_LIMIT * error).all()
-    assert (ours.var(0) < 0.8 * plain.var(0)).all()
-
-
-def test_rao_blackwell_learns_its_temperature():
-    temperature = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
-    x = RaoBlackwellStraightThrough(temperature, logits=LOGITS, k=2).rsample((3,))
-    (gradient,) = torch.autograd.grad((x @ WEIGHTS).sum(), temperature)
-    assert gradient.isfinite() and gradient != 0
-
-
 def test_enters_custom_loops():
     logits = LOGITS.clone().requires_grad_()
     surrogate = pathwise(IMLE(logits=logits, k=2), lambda x: (x @ WEIGHTS) ** 2, num_samples=30)
@@ -364,9 +308,6 @@ def test_bad_arguments():
         (lambda: IMLE(logits=LOGITS, k=2, step=-1.0), ValueError, "`step` must be positive"),
         (lambda: IMLE(logits=LOGITS, k=2, noise="normal"), ValueError, "`noise` must be 'gumbel' or 'sum_of_gamma'"),
         (lambda: IMLE(logits=LOGITS, k=2, temperature=torch.ones(3)), ValueError, "`temperature` must broadcast"),
-        (lambda: RaoBlackwellStraightThrough(0.0, logits=LOGITS, k=2), ValueError, "`temperature` must be positive"),
-        (lambda: RaoBlackwellStraightThrough(1.0, LOGITS, 2, True), TypeError, "`num_conditional` must be an int"),
-        (lambda: RaoBlackwellStraightThrough(1.0, LOGITS, 2, relaxation=3), TypeError, "`relaxation` must be"),
         (lambda: IMLE(logits=LOGITS, k=2.0), TypeError, "`k` must be an int"),
     ):
         with pytest.raises(error, match=message):

@@ -12,7 +12,6 @@ expected gradient is exact for every f and design, and ``min_samples``.
 from khot.distributions import RelaxedKHotStraightThrough
 
 from ._enumerated import enumerated
-from ._finite_difference import finite_difference
 from ._pathwise import pathwise, reinmax, straight_through
 from ._perturbed_topk import PerturbedTopK, perturbed_topk
 from ._reinmax import ReinMax
@@ -20,19 +19,16 @@ from ._score_function import MovingAverage, score_function, score_function_surro
 from ._straight_through import StraightThrough
 from ._unordered_set import unordered_set
 from .imle import IMLE, AdaptiveStep
-from .rao_blackwell import RaoBlackwellStraightThrough
 
 __all__ = [  # noqa: RUF022  (ruff takes IMLE for a constant and would put it first)
     "AdaptiveStep",
     "IMLE",
     "MovingAverage",
     "PerturbedTopK",
-    "RaoBlackwellStraightThrough",
     "ReinMax",
     "RelaxedKHotStraightThrough",
     "StraightThrough",
     "enumerated",
-    "finite_difference",
     "pathwise",
     "perturbed_topk",
     "reinmax",
