@@ -101,7 +101,7 @@ def attention(seconds: float) -> list[dict[str, object]]:
     calls = {
         "torch.topk + scatter": step_of(attention_by_hand, *inputs),
         "topk_attention": step_of(lambda *x: topk_attention(*x, KEPT), *inputs),
-        "topk_attention, relaxed": step_of(lambda *x: topk_attention(*x, KEPT, 0.1), *inputs),
+        "topk_attention, relaxed": step_of(lambda *x: topk_attention(*x, KEPT, softness=0.1), *inputs),
     }
     return compared("torch.topk + scatter", calls, seconds)
 
@@ -112,8 +112,8 @@ def batch_topk(seconds: float) -> list[dict[str, object]]:
         "torch.topk + scatter": step_of(batch_by_hand, x),
         "BatchTopK": step_of(BatchTopK(KEPT), x),
         "BatchTopK, with idle units": step_of(BatchTopK(KEPT, n=UNITS), x),
-        "BatchTopK, straight-through": step_of(BatchTopK(KEPT, 0.1, straight_through=True), x),
-        "BatchTopK, relaxed": step_of(BatchTopK(KEPT, 0.1), x),
+        "BatchTopK, straight-through": step_of(BatchTopK(KEPT, softness=0.1, straight_through=True), x),
+        "BatchTopK, relaxed": step_of(BatchTopK(KEPT, softness=0.1), x),
     }
     return compared("torch.topk + scatter", calls, seconds)
 

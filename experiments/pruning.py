@@ -96,7 +96,7 @@ def hard(weights: Tensor, density: float) -> Tensor:
 
 
 def relaxed(weights: Tensor, density: float, strength: float, p: float = 2.0) -> Tensor:
-    return MagnitudeSparsity(density, strength, p)(weights)
+    return MagnitudeSparsity(density, strength=strength, p=p)(weights)
 
 
 def straight_through(weights: Tensor, density: float) -> Tensor:

@@ -186,7 +186,7 @@ def text_attention(row: str, query: Tensor, key: Tensor, value: Tensor, padding:
     """The attention of a row of the translator's table."""
     if row == FULL:
         return attend(query, key, value, padding)
-    return topk_attention(query, key, value, k, SOFTNESS if row == SOFT else None, attn_mask=padding)
+    return topk_attention(query, key, value, k, softness=SOFTNESS if row == SOFT else None, attn_mask=padding)
 
 
 def run_text(run: Run, args: Namespace) -> Result:

@@ -56,7 +56,7 @@ ACCURACY, HARD_ACCURACY = "accuracy, %", "accuracy with hard masks, %"
 RUN, DROPPED, LARGEST = "experts per token", "tokens without expert, %", "largest share of an expert"
 ROUTING = (HARD_ACCURACY, RUN, DROPPED, LARGEST)
 
-relaxed = partial(ExpertChoice, CAPACITY, SOFTNESS)
+relaxed = partial(ExpertChoice, CAPACITY, softness=SOFTNESS)
 ROUTERS: dict[str, Callable[[], ExpertChoice]] = {
     HARD: partial(ExpertChoice, CAPACITY),
     STRAIGHT: partial(relaxed, relaxation=sparse_topk, straight_through=True),

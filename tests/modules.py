@@ -114,23 +114,29 @@ def one_of_two_rows(x: Tensor) -> Tensor:
 TARGET = largest(normal(6, N, seed=9), 2)
 MODULES = [
     ModuleCase("topk", partial(TopK, 3), lambda x: x * largest(x, 3)),
-    ModuleCase("topk_relaxed", partial(TopK, 2.5, 0.5), lambda x: x * sigmoid_mask(x, 2.5, 0.5)),
-    ModuleCase("topk_learned", partial(TopK, 2, 0.5, learn_softness=True), lambda x: x * sigmoid_mask(x, 2, 0.5)),
-    ModuleCase("topk_straight_through", partial(TopK, 2, 0.5, straight_through=True), lambda x: x * largest(x, 2)),
+    ModuleCase("topk_relaxed", partial(TopK, 2.5, softness=0.5), lambda x: x * sigmoid_mask(x, 2.5, 0.5)),
+    ModuleCase(
+        "topk_learned", partial(TopK, 2, softness=0.5, learn_softness=True), lambda x: x * sigmoid_mask(x, 2, 0.5)
+    ),
+    ModuleCase(
+        "topk_straight_through", partial(TopK, 2, softness=0.5, straight_through=True), lambda x: x * largest(x, 2)
+    ),
     ModuleCase("topk_joint", partial(TopK, 9, dim=(-2, -1)), of_all(lambda x: largest(x, 9))),
     ModuleCase("topk_magnitude", partial(TopK, 3, by="magnitude", n=N), lambda x: x * largest(x.abs(), 3)),
     ModuleCase("mask", partial(TopKMask, 3), lambda x: largest(x, 3), gradient=False),
-    ModuleCase("mask_relaxed", partial(TopKMask, 3, 1.0, learn_softness=True), lambda x: sigmoid_mask(x, 3, 1.0)),
+    ModuleCase(
+        "mask_relaxed", partial(TopKMask, 3, softness=1.0, learn_softness=True), lambda x: sigmoid_mask(x, 3, 1.0)
+    ),
     ModuleCase("batch_topk", partial(BatchTopK, 2), of_all(lambda x: largest(x, 12))),
     ModuleCase("batch_topk_units", partial(BatchTopK, 1.4, n=N), of_all(lambda x: largest(x, 8))),
     ModuleCase(
         "batch_topk_relaxed",
-        partial(BatchTopK, 1.4, 0.5, learn_softness=True),
+        partial(BatchTopK, 1.4, softness=0.5, learn_softness=True),
         of_all(lambda x: sigmoid_mask(x, 8.4, 0.5)),
     ),
     ModuleCase(
         "batch_topk_magnitude",
-        partial(BatchTopK, 2, 0.5, straight_through=True, by="magnitude"),
+        partial(BatchTopK, 2, softness=0.5, straight_through=True, by="magnitude"),
         of_all(lambda x: largest(x.abs(), 12)),
     ),
     ModuleCase("batch_topk_cap", partial(BatchTopK, 1.5, cap=2, n=N), at_most_two),
@@ -151,33 +157,33 @@ MODULES = [
     ModuleCase("magnitude", partial(MagnitudeSparsity, 0.3), of_all(lambda x: largest(x.abs(), 14))),
     ModuleCase(
         "magnitude_relaxed",
-        partial(MagnitudeSparsity, 0.25, 0.5),
+        partial(MagnitudeSparsity, 0.25, strength=0.5),
         lambda x: sparse_topk_magnitude(x.flatten(), 12, 0.5).view_as(x),
     ),
     ModuleCase("expert_choice", partial(ExpertChoice, 2), lambda x: x * largest(x, 2, 0)),
     ModuleCase(
         "expert_choice_sparse",
-        partial(ExpertChoice, 2, 0.7, sparse_topk),
+        partial(ExpertChoice, 2, softness=0.7, relaxation=sparse_topk),
         lambda x: x * sparse_topk(x.T.contiguous(), 2, 0.7).T,
     ),
     ModuleCase(
         "expert_choice_softmax",
-        partial(ExpertChoice, 1, 0.7, capped_softmax, learn_softness=True),
+        partial(ExpertChoice, 1, softness=0.7, relaxation=capped_softmax, learn_softness=True),
         lambda x: x * (x / 0.7).softmax(0),
     ),
     ModuleCase("token_choice", partial(TokenChoice, 3), weights_of(lambda x: largest(x, 3))),
     ModuleCase(
         "token_choice_relaxed",
-        partial(TokenChoice, 2.5, 0.5, learn_softness=True),
+        partial(TokenChoice, 2.5, softness=0.5, learn_softness=True),
         weights_of(lambda x: sigmoid_mask(x, 2.5, 0.5)),
     ),
     ModuleCase(
         "token_choice_capacity",
-        partial(TokenChoice, 2, 0.5, straight_through=True, capacity=3),
+        partial(TokenChoice, 2, softness=0.5, straight_through=True, capacity=3),
         weights_of(within_capacity),
     ),
     ModuleCase("gate", partial(KHotGate, N, 3), None, random=True),
-    ModuleCase("gate_pivotal", partial(KHotGate, N, 3, Pivotal), None, random=True),
+    ModuleCase("gate_pivotal", partial(KHotGate, N, 3, design=Pivotal), None, random=True),
     ModuleCase("gate_reinmax", partial(KHotGate, N, 3, estimator=ReinMax), None, random=True),
     ModuleCase("gate_learned", partial(KHotGate, N), None, random=True),
     ModuleCase("gate_learned_reinmax", partial(KHotGate, N, design=Pivotal, estimator=ReinMax), None, random=True),

@@ -500,7 +500,7 @@ def comparison_definition(compare_estimators: Any) -> None:
 
 def anneal_definition(anneal: Any) -> None:
     """The softness moves from one value to another in equal steps."""
-    module = TopK(2, 1.0)
+    module = TopK(2, softness=1.0)
     schedule, found = anneal(module, "softness", end=0.5, steps=2), [module.softness]
     for _ in range(3):
         schedule.step()
@@ -512,7 +512,7 @@ def gather_definition(gather: Any) -> None:
     """The tokens with the largest scores, in the order of the sequence."""
     scores, tokens = normal(3, 6), normal(3, 6, 2, seed=1)
     for row, row_tokens, (values, indices) in zip(
-        scores, tokens, zip(*gather(2, 0.5)(scores, tokens), strict=True), strict=True
+        scores, tokens, zip(*gather(2, softness=0.5)(scores, tokens), strict=True), strict=True
     ):
         best = sorted(sorted(range(6), key=lambda i: -float(row[i]))[:2])
         assert indices.tolist() == best and torch.equal(values, row_tokens[best])
@@ -522,7 +522,7 @@ def attention_definition(attention: Any) -> None:
     """Query by query: softmax(S + log A) over the keys, hard and relaxed."""
     query, key, value = normal(2, 4, 3), normal(2, 5, 3, seed=1), normal(2, 5, 6, seed=2)
     for softness, mask in ((None, topk_mask), (0.3, partial(sigmoid_topk, temperature=0.3))):
-        found = attention(query, key, value, 2, softness)
+        found = attention(query, key, value, 2, softness=softness)
         for b, i in itertools.product(range(2), range(4)):
             scores = key[b] @ query[b, i] / math.sqrt(3)
             torch.testing.assert_close(found[b, i], (scores + mask(scores, 2).log()).softmax(-1) @ value[b])

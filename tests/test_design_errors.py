@@ -146,7 +146,7 @@ def test_estimators_are_taken_as_classes_and_functions(case, taker):
 @pytest.mark.parametrize("design", [StraightThrough, ReinMax, RelaxedKHot])
 def test_a_gate_of_no_sampling_design(design):
     with pytest.raises(TypeError, match=f"`design` must be a class of sampling designs.*{design.__name__}"):
-        KHotGate(4, 2, design)
+        KHotGate(4, 2, design=design)
 
 
 def test_scores_in_the_place_of_the_class_of_a_phantom_unit():

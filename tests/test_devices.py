@@ -311,8 +311,8 @@ def test_losses_and_layers_of_several_tensors(on_device):
     labels, key_labels = (torch.zeros(2, m, dtype=torch.long, device=DEVICE) for m in (3, 6))
     check_gradients(knn_loss(query, keys, labels, key_labels, 2.5, 0.7), query, keys)
     for softness in (None, 0.3):
-        check_gradients(topk_attention(query, keys, keys, 2, softness), query, keys)
-    values, indices = GatherTopK(2, 0.5)(query.sum(-1), query)
+        check_gradients(topk_attention(query, keys, keys, 2, softness=softness), query, keys)
+    values, indices = GatherTopK(2, softness=0.5)(query.sum(-1), query)
     check(indices)
     check_gradients(values, query)
 

@@ -29,7 +29,7 @@ def attention(softness, **kwargs):
     def call(x, k):
         keys = normal(4, UNITS, 2, seed=1)
         query = keys[:, : k.numel()] if kwargs else normal(4, k.numel(), 2, seed=2)
-        return topk_attention(query, keys, keys, k, softness, **kwargs)
+        return topk_attention(query, keys, keys, k, softness=softness, **kwargs)
 
     return call
 

@@ -91,11 +91,11 @@ OTHERS |= {
     ("soft", "straight_through_value"): lambda z: straight_through_value(X, z),
     ("p_k", "topk_cross_entropy"): lambda z: topk_cross_entropy(X, torch.zeros(4, dtype=torch.long), z),
     ("k", "topk_threshold"): lambda z: topk_threshold(X, z),
-    ("k", "TopK"): lambda z: TopK(2, 0.5)(X, z),
-    ("capacity", "ExpertChoice"): lambda z: ExpertChoice(2, 0.5)(X, z),
+    ("k", "TopK"): lambda z: TopK(2, softness=0.5)(X, z),
+    ("capacity", "ExpertChoice"): lambda z: ExpertChoice(2, softness=0.5)(X, z),
     ("k", "KHotGate"): lambda z: KHotGate(8, 2)(X, z),
     ("threshold", "JumpReLU"): JumpReLU,
-    ("scores", "NMSparsity"): lambda z: NMSparsity(2, 4, 0.5, scores=z),
+    ("scores", "NMSparsity"): lambda z: NMSparsity(2, 4, softness=0.5, scores=z),
 }
 
 

@@ -134,7 +134,7 @@ class TestFenchelYoung:
             for size in (2.5, k):
                 found = fenchel_young_topk_loss(x, target, size, strength, p, kind, reduction)
                 torch.testing.assert_close(found, expected)
-            module = FenchelYoungTopKLoss(2.5, strength, p, kind, reduction)
+            module = FenchelYoungTopKLoss(2.5, strength=strength, p=p, kind=kind, reduction=reduction)
             torch.testing.assert_close(module(x, target), expected)
         mapped = vmap(lambda x, t, s: fenchel_young_topk_loss(x, t, 2.5, s, p, kind))(x, target, strength)
         torch.testing.assert_close(mapped, none)
@@ -212,7 +212,7 @@ class TestFenchelYoungDetails:
             fenchel_young_topk_loss(normal(3, 6, dtype=dtype), target * (1 - off), 2)
 
     def test_module_learns_its_strength(self):
-        module = FenchelYoungTopKLoss(2, torch.nn.Parameter(torch.tensor(5.0)))
+        module = FenchelYoungTopKLoss(2, strength=torch.nn.Parameter(torch.tensor(5.0)))
         module(normal(3, 5, dtype=torch.float32), topk_mask(normal(3, 5), 2)).backward()
         (parameter,) = module.parameters()
         assert parameter.grad.isfinite() and parameter.grad != 0
@@ -303,7 +303,7 @@ class TestTopKCrossEntropy:
         for weights in (p_k, torch.tensor(p_k, dtype=torch.float64)):
             for reduction, value in (("none", expected), ("mean", expected.mean()), ("sum", expected.sum())):
                 torch.testing.assert_close(topk_cross_entropy(x, target, weights, relaxation, 2.0, reduction), value)
-                module = TopKCrossEntropyLoss(weights, relaxation, 2.0, reduction)
+                module = TopKCrossEntropyLoss(weights, relaxation=relaxation, softness=2.0, reduction=reduction)
                 torch.testing.assert_close(module(x, target), value)
         softness = torch.tensor([1.0, 2.0, 3.0, 4.0]).double()
         per_row = topk_cross_entropy(x, target, p_k, relaxation, softness, "none")

@@ -136,3 +136,44 @@ def test_bases_cannot_be_members():
 )
 def test_tools_by_their_definition(case):
     case.definition(case.public)
+
+
+BY_POSITION = {  # of the modules and the function of khot.nn; all else is a keyword there
+    "Anneal": "module name end steps",
+    "ExpertChoice": "capacity",
+    "JumpReLU": "threshold",
+    "KHotGate": "n k",
+    "MagnitudeSparsity": "density",
+    "NMSparsity": "n m",
+    "Selection": "values indices",
+    "TopKCrossEntropyLoss": "p_k",
+    "topk_attention": "query key value k",
+}
+
+
+@pytest.mark.parametrize(("package", "name"), PUBLIC)
+def test_what_is_given_by_position(package, name):
+    """An axis is a keyword everywhere, and in khot.nn whatever follows the size: TopK(3, 1) is no softness."""
+    public = getattr(MODULES[package], name)
+    if not callable(public):
+        return
+    parameters = inspect.signature(public).parameters
+    by_position = [each.name for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    assert "dim" not in by_position
+    if package == "nn":
+        assert by_position == BY_POSITION.get(name, "k").split()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: khot.nn.TopK(3, 1), r"only `k` .* got 2 arguments; softness, .* the axis is the keyword `dim`"),
+        (lambda: khot.nn.TokenChoice(8, 2), r"only `k` .*; the number of experts is no argument"),
+        (lambda: khot.nn.KHotGate(8, 2, khot.Pivotal), r"only `n` and `k` .*; design, estimator are keywords"),
+        (lambda: khot.topk_mask(torch.ones(3), 2, -1), r"topk_mask takes only \(x, k\) .* keyword `dim`"),
+        (lambda: khot.soft_rank(torch.ones(3), 1.0, False, -1), r"only \(x, scale, descending\) .* keyword `dim`"),
+    ],
+)
+def test_too_many_arguments_by_position(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()

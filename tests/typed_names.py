@@ -13,7 +13,7 @@ def names_that_are_there() -> tuple[object, ...]:
 
 def results_have_types(x: torch.Tensor) -> tuple[torch.Tensor, float, torch.Tensor]:
     selection: khot.nn.Selection = khot.nn.TopK(2).select(x)
-    schedule = khot.nn.Anneal(khot.nn.TopK(2, 1.0), "softness", end=0.1, steps=10)
+    schedule = khot.nn.Anneal(khot.nn.TopK(2, softness=1.0), "softness", end=0.1, steps=10)
     return selection.indices, schedule.value, khot.nn.topk_attention(x, x, x, 2)
 
 

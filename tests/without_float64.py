@@ -103,7 +103,7 @@ def main():
         "threshold": lambda x, softness: topk_threshold(x, 2, softness),
         "hard threshold": lambda x, softness: topk_threshold(x, 2, relaxation=topk_mask),
         "module": lambda x, softness: TopK(2)(x),
-        "relaxed module": lambda x, softness: TopK(2.5, softness)(x),
+        "relaxed module": lambda x, softness: TopK(2.5, softness=softness)(x),
         "batch module": lambda x, softness: BatchTopK(2)(x),
         "gate": lambda x, softness: same_draws(KHotGate(6, 2).to(x.device))(x),
         "gate of a learned size": lambda x, softness: same_draws(KHotGate(6).to(x.device))(x),

@@ -1,5 +1,6 @@
 """The shared part of the modules: buffers that keep their dtype, and numbers that may be assigned at any time."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -22,6 +23,19 @@ class Module(torch.nn.Module):
     """
 
     _numbers: ClassVar[tuple[str, ...]] = ()
+    _what_others_take = ""  # what users of other libraries give by position here, and where it belongs
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Module":
+        """Says which arguments are keywords if too many are given by position."""
+        _, *parameters = inspect.signature(cls.__init__).parameters.values()
+        by_position = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        if keywords and len(args) > len(by_position):
+            raise TypeError(
+                f"{cls.__name__} takes only {' and '.join(map('`{}`'.format, by_position))} by position, but got "
+                f"{len(args)} arguments; {', '.join(keywords)} are keywords{cls._what_others_take}"
+            )
+        return super().__new__(cls)
 
     def __init__(self) -> None:
         super().__init__()

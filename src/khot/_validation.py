@@ -1,5 +1,6 @@
 """Argument checks shared by the packages, which define when a check runs and how its error is worded."""
 
+import inspect
 import math
 import operator
 from collections.abc import Iterable
@@ -130,6 +131,18 @@ def softness_error(name: str, value: float, dtype: torch.dtype) -> str:
 
 # Advice for a softness of 0 or -1, since torch.topk has the axis in this position.
 DIM_IS_A_KEYWORD = "; the axis is the keyword `dim`, as in dim=-1"
+
+
+def places(signature: inspect.Signature) -> int:
+    """How many arguments a function takes by position."""
+    return sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in signature.parameters.values())
+
+
+def too_many(function: str, signature: inspect.Signature, given: int) -> TypeError:
+    """The error for more arguments by position than there are :func:`places`, such as an axis where torch has it."""
+    by_position = list(signature.parameters)[: places(signature)]
+    advice = DIM_IS_A_KEYWORD if "dim" in signature.parameters else ""
+    return TypeError(f"{function} takes only ({', '.join(by_position)}) by position, but got {given} values{advice}")
 
 
 def check_softness(

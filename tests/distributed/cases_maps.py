@@ -90,7 +90,7 @@ def other_axes():
         compare(lambda x, d=dim: khot.topk_threshold(x, 2.5, 0.7, dim=d), [x], [placements])
         if isinstance(dim, int):
             compare(lambda x, d=dim: khot.soft_permutation(x, 0.7, dim=d), [x], [placements])
-            compare(lambda x, d=dim: khot.sorted_transport_topk(x, 2, 0.7, d), [x], [placements])
+            compare(lambda x, d=dim: khot.sorted_transport_topk(x, 2, 0.7, dim=d), [x], [placements])
 
 
 @case

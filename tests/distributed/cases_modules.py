@@ -36,7 +36,13 @@ def rows_in_all():
 @case
 def modules_take_dtensors():
     x = normal(6, 5)
-    for module in (TopK(2), TopK(2, 0.5), TopK(2, 0.5, straight_through=True), ExpertChoice(2), ExpertChoice(2, 0.5)):
+    for module in (
+        TopK(2),
+        TopK(2, softness=0.5),
+        TopK(2, softness=0.5, straight_through=True),
+        ExpertChoice(2),
+        ExpertChoice(2, softness=0.5),
+    ):
         for placements in ([S(0)], [S(1)], [S(0), S(1)]):
             compare(module, [x], [placements])
     one, many = TopK(1, n=5), TopK(1, n=5)
@@ -199,7 +205,7 @@ def equal_seeds_draw_equal_masks():
 
 @case
 def a_learned_softness_beside_a_dtensor_must_be_one():
-    module = TopK(2, 0.5, learn_softness=True)
+    module = TopK(2, softness=0.5, learn_softness=True)
     with pytest.raises(ValueError, match="is a plain tensor that requires a gradient beside the DTensor"):
         module(spread(normal(4, 6), [S(0)]))
     module.log_softness = nn.Parameter(spread(module.log_softness.detach().double(), [R]))

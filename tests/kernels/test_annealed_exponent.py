@@ -19,8 +19,10 @@ USES = {
     "signed": lambda x, p: khot.sparse_topk_signed(x, 2, 1.0, p=p),
     "magnitude": lambda x, p: khot.sparse_topk_magnitude(x, 2, 1.0, p=p),
     "loss": lambda x, p: khot.fenchel_young_topk_loss(x, torch.tensor([1.0, 1.0, 0.0, 0.0]), 2, 1.0, p=p),
-    "module": lambda x, p: khot.nn.TopK(2, 1.0, relaxation=partial(khot.sparse_topk, p=p))(x),
-    "loss_module": lambda x, p: khot.nn.FenchelYoungTopKLoss(2, 1.0, p=p)(x, torch.tensor([1.0, 1.0, 0.0, 0.0])),
+    "module": lambda x, p: khot.nn.TopK(2, softness=1.0, relaxation=partial(khot.sparse_topk, p=p))(x),
+    "loss_module": lambda x, p: khot.nn.FenchelYoungTopKLoss(2, strength=1.0, p=p)(
+        x, torch.tensor([1.0, 1.0, 0.0, 0.0])
+    ),
 }
 
 

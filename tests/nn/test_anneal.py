@@ -22,12 +22,14 @@ def values(schedule, steps):
 
 
 def test_linear():
-    assert values(Anneal(TopK(2, 1.0), "softness", end=0.5, steps=2), 3) == pytest.approx([1.0, 0.75, 0.5, 0.5])
-    assert values(Anneal(TopK(2, 1.0), "softness", end=1, steps=2, start=3), 2) == pytest.approx([3, 2, 1])
+    assert values(Anneal(TopK(2, softness=1.0), "softness", end=0.5, steps=2), 3) == pytest.approx(
+        [1.0, 0.75, 0.5, 0.5]
+    )
+    assert values(Anneal(TopK(2, softness=1.0), "softness", end=1, steps=2, start=3), 2) == pytest.approx([3, 2, 1])
 
 
 def test_geometric():
-    schedule = Anneal(TopK(2, 8.0), "softness", end=0.001, steps=100, shape="geometric")
+    schedule = Anneal(TopK(2, softness=8.0), "softness", end=0.001, steps=100, shape="geometric")
     found = torch.tensor(values(schedule, 100))
     torch.testing.assert_close(found[1:] / found[:-1], torch.full((100,), (0.001 / 8) ** 0.01))
     assert found[-1] == torch.tensor(0.001)
@@ -42,7 +44,7 @@ def test_whole_numbers_stay_whole():
 
 
 def test_learned_numbers_move_too():
-    softness = TopK(2, 1.0, learn_softness=True)
+    softness = TopK(2, softness=1.0, learn_softness=True)
     schedule = Anneal(softness, "softness", end=0.25, steps=2, shape="geometric")
     schedule.step()
     torch.testing.assert_close(softness.softness, torch.tensor(0.5))
@@ -52,7 +54,7 @@ def test_learned_numbers_move_too():
 
 
 def test_state_continues_a_schedule():
-    first, second = TopK(8, 1.0), TopK(8, 1.0)
+    first, second = TopK(8, softness=1.0), TopK(8, softness=1.0)
     schedule = Anneal(first, "softness", end=0.1, steps=10)
     values(schedule, 4)
     resumed = Anneal(second, "softness", end=0.3, steps=3)
@@ -76,7 +78,7 @@ def test_compiles_once_more():
 def test_a_graph_trains_with_numbers_assigned_in_inference_mode():
     x, target = normal(3, 8), topk_mask(normal(3, 8), 2)
     for module, names, arguments in (
-        (TopK(3, 0.5), ("k", "softness"), (x,)),
+        (TopK(3, softness=0.5), ("k", "softness"), (x,)),
         (FenchelYoungTopKLoss(3), ("k", "strength"), (x, target)),
     ):
         torch.compiler.reset()
@@ -94,7 +96,7 @@ def test_a_graph_trains_with_numbers_assigned_in_inference_mode():
 def test_a_parameter_replaces_an_assigned_number():
     x, compiled = normal(3, 8), partial(torch.compile, fullgraph=True, backend="aot_eager")
     for module, name, target in (
-        (FenchelYoungTopKLoss(3, 1.0), "strength", topk_mask(normal(3, 8), 3)),
+        (FenchelYoungTopKLoss(3, strength=1.0), "strength", topk_mask(normal(3, 8), 3)),
         (TopKCrossEntropyLoss([0.0, 1.0]), "softness", torch.tensor([0, 3, 7])),
     ):
         torch.compiler.reset()
@@ -113,7 +115,7 @@ def test_a_parameter_replaces_an_assigned_number():
         (lambda: Anneal(TopK(2), "k", 1, 2.5), TypeError, "`steps` must be an int"),
         (lambda: Anneal(TopK(2), "k", "1", 2), TypeError, "`end` must be a real number"),
         (lambda: Anneal(TopK(2), "k", 1.5, 2), TypeError, "`k` must be an int for a hard mask"),
-        (lambda: Anneal(TopK(2, 1.0), "softness", 0.0, 2), ValueError, "`softness` must be positive"),
+        (lambda: Anneal(TopK(2, softness=1.0), "softness", 0.0, 2), ValueError, "`softness` must be positive"),
         (lambda: Anneal(TopK(2), "k", 0, 2, shape="geometric"), ValueError, "`start` and `end` must be positive"),
         (lambda: Anneal(TopK(2), "k", 1, 2, shape="cosine"), ValueError, "`shape` must be 'linear' or 'geometric'"),
     ],
@@ -124,7 +126,7 @@ def test_errors(make, error, message):
 
 
 def test_a_refused_schedule_leaves_the_module():
-    module = TopK(3, 1.0)
+    module = TopK(3, softness=1.0)
     with pytest.raises(ValueError, match="softness"):
         Anneal(module, "softness", end=0.5, steps=3, start=-1.0)
     assert module.softness == 1.0

@@ -26,7 +26,7 @@ def test_all_keys_are_torch_s_attention(options):
 
 def weights_of(k, softness=None, **options):
     """With unit vectors as values, the output shows the weights."""
-    return topk_attention(Q, K, torch.eye(5).double().expand(2, 3, 5, 5), k, softness, **options)
+    return topk_attention(Q, K, torch.eye(5).double().expand(2, 3, 5, 5), k, softness=softness, **options)
 
 
 def test_a_query_has_k_keys_or_all_that_it_may_have():
@@ -56,7 +56,7 @@ def test_a_query_without_keys_gets_nothing(softness):
     none = ALLOWED.clone()
     none[0, 0, 2] = False
     leaves = [x.clone().requires_grad_() for x in (Q, K, V)]
-    out = topk_attention(*leaves, 2, softness, attn_mask=none)
+    out = topk_attention(*leaves, 2, softness=softness, attn_mask=none)
     assert not out[0, :, 2].any() and out.isfinite().all()
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.square().sum(), leaves))
 
@@ -70,21 +70,21 @@ def test_of_equal_keys_the_earlier_ones():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_the_rounding_of_single(softness, dtype):
     half = [x.to(dtype) for x in (Q, K, V)]
-    out = topk_attention(*half, 2, softness, is_causal=True)
-    assert torch.equal(out, topk_attention(*(x.float() for x in half), 2, softness, is_causal=True).to(dtype))
+    out = topk_attention(*half, 2, softness=softness, is_causal=True)
+    assert torch.equal(out, topk_attention(*(x.float() for x in half), 2, softness=softness, is_causal=True).to(dtype))
 
 
 @SOFTNESS
 def test_derivatives(softness):
     leaves = [x[0, 0].clone().requires_grad_() for x in (Q, K, V)]
-    call = lambda q, k, v: topk_attention(q, k, v, 2, softness, is_causal=True)  # noqa: E731
+    call = lambda q, k, v: topk_attention(q, k, v, 2, softness=softness, is_causal=True)  # noqa: E731
     assert gradcheck(call, leaves) and gradgradcheck(call, leaves)
 
 
 @SOFTNESS
 def test_graphs_and_transforms(softness):
     torch.compiler.reset()
-    call = lambda q, k, v: topk_attention(q, k, v, 2, softness, is_causal=True)  # noqa: E731
+    call = lambda q, k, v: topk_attention(q, k, v, 2, softness=softness, is_causal=True)  # noqa: E731
     expected = call(Q, K, V)
     torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="aot_eager")(Q, K, V), expected)
     torch.testing.assert_close(torch.func.vmap(call)(Q, K, V), expected)

@@ -19,7 +19,7 @@ from tests.inputs import normal
 
 def test_excluded_entries_are_zero_and_get_no_gradient():
     x = torch.tensor([1.0, -torch.inf, 0.5, -0.2], requires_grad=True)
-    for module in (TopK(2), TopK(2, 0.5), TopK(2, 0.5, straight_through=True)):
+    for module in (TopK(2), TopK(2, softness=0.5), TopK(2, softness=0.5, straight_through=True)):
         y = module(x)
         (grad,) = torch.autograd.grad(y.sum(), x)
         assert y[1] == 0 and y.isfinite().all() and grad[1] == 0 and grad.isfinite().all()
@@ -32,7 +32,7 @@ def test_hard_mask_passes_the_gradient_of_what_is_kept():
 
 
 def test_learned_softness_moves_and_stays_positive():
-    module = TopKMask(2, 0.5, learn_softness=True)
+    module = TopKMask(2, softness=0.5, learn_softness=True)
     torch.testing.assert_close(module.softness, torch.tensor(0.5))
     optimizer = torch.optim.SGD(module.parameters(), 100.0)
     for sign in (1, -1):
@@ -53,7 +53,7 @@ class TestBatchTopK:
         assert (BatchTopK(2)(torch.ones(4, 5)) != 0).sum() == 8
 
     def test_relaxed_mask_has_the_sum(self):
-        module, x = BatchTopK(1.5, 0.5), normal(4, 6)
+        module, x = BatchTopK(1.5, softness=0.5), normal(4, 6)
         torch.testing.assert_close((module(x) / x).sum().item(), 6.0)
 
     def test_threshold_is_the_moving_average_of_the_smallest_that_was_kept(self):
@@ -98,7 +98,7 @@ class TestBatchTopK:
 
     def test_a_straight_through_mask_takes_one_topk(self):
         """The kept entries are found only once, for both the mask and the threshold."""
-        module, x = BatchTopK(2, 0.5, straight_through=True), normal(9, 6)
+        module, x = BatchTopK(2, softness=0.5, straight_through=True), normal(9, 6)
         with backend("torch"), torch.profiler.profile() as profile:  # which has a sort for every mask
             module(x)
         assert sum(event.count for event in profile.key_averages() if event.key in ("aten::topk", "aten::sort")) == 1
@@ -184,14 +184,18 @@ class TestJumpReLU:
 class TestNMSparsity:
     @pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (4, 8), (0, 2), (2, 2)])
     def test_exactly_n_of_every_m(self, n, m):
-        for module in (NMSparsity(n, m), NMSparsity(n, m, 0.5, straight_through=True), NMSparsity(n, m, 0.5).eval()):
+        for module in (
+            NMSparsity(n, m),
+            NMSparsity(n, m, softness=0.5, straight_through=True),
+            NMSparsity(n, m, softness=0.5).eval(),
+        ):
             kept = module(normal(3, 5, 16)).view(3, 5, -1, m) != 0
             assert (kept.sum(-1) == n).all()
 
     def test_as_a_parametrisation(self):
         layer = torch.nn.Linear(8, 6)
         dense = layer.weight.detach().clone()
-        parametrize.register_parametrization(layer, "weight", NMSparsity(2, 4, 0.1, straight_through=True))
+        parametrize.register_parametrization(layer, "weight", NMSparsity(2, 4, softness=0.1, straight_through=True))
         optimizer = torch.optim.SGD(layer.parameters(), 0.1)
         for _ in range(3):
             optimizer.zero_grad()
@@ -261,7 +265,7 @@ def test_expert_choice_does_not_rename_the_errors_of_a_relaxation():
         raise ValueError("`k` must be prime")
 
     with pytest.raises(ValueError, match="^`k` must be prime$"):
-        ExpertChoice(2, 0.5, relaxation)(normal(5, 3))
+        ExpertChoice(2, softness=0.5, relaxation=relaxation)(normal(5, 3))
 
 
 class TestKHotGate:
@@ -330,7 +334,7 @@ class TestKHotGate:
 
     def test_design_without_entropy(self):
         with pytest.raises(NotImplementedError, match="ConditionalPoisson"):
-            KHotGate(4, 2, khot.Pivotal).kl()
+            KHotGate(4, 2, design=khot.Pivotal).kl()
 
     def test_errors(self):
         with pytest.raises(ValueError, match="`x` must have shape"):
@@ -345,12 +349,12 @@ class TestKHotGate:
         (lambda: TopK(2.5), TypeError, "`k` must be an int for a hard mask"),
         (lambda: TopK(True), TypeError, "`k` must be an int"),
         (lambda: TopK(-1), ValueError, "`k` must be finite and at least 0"),
-        (lambda: TopK(math.nan, 1.0), ValueError, "`k` must be finite"),
-        (lambda: TopK(2, 0.0), ValueError, "`softness` must be positive"),
-        (lambda: TopK(2, torch.tensor(1.0)), TypeError, "`softness` must be a number or None"),
+        (lambda: TopK(math.nan, softness=1.0), ValueError, "`k` must be finite"),
+        (lambda: TopK(2, softness=0.0), ValueError, "`softness` must be positive"),
+        (lambda: TopK(2, softness=torch.tensor(1.0)), TypeError, "`softness` must be a number or None"),
         (lambda: TopK(2, straight_through=True), ValueError, "`straight_through` needs a `softness`"),
         (lambda: TopK(2, learn_softness=True), ValueError, "`learn_softness` needs a `softness`"),
-        (lambda: TopK(2, 1.0, "sigmoid"), TypeError, "`relaxation` must be a function"),
+        (lambda: TopK(2, softness=1.0, relaxation="sigmoid"), TypeError, "`relaxation` must be a function"),
         (lambda: TopK(2, dim=1.5), TypeError, "`dim` must be an int or a tuple"),
         (lambda: TopK(2, dim=()), TypeError, "`dim` must be an int or a tuple"),
         *(
@@ -362,14 +366,14 @@ class TestKHotGate:
         (lambda: BatchTopK(1, n=3, dead_after=1.5), TypeError, "`dead_after` must be an int"),
         (lambda: JumpReLU("0"), TypeError, "`threshold` must be a real number"),
         (lambda: JumpReLU(math.nan), ValueError, "`threshold` must not be NaN"),
-        (lambda: JumpReLU(0.0, True, 0.0), ValueError, "`bandwidth` must be positive"),
+        (lambda: JumpReLU(0.0, learn_threshold=True, bandwidth=0.0), ValueError, "`bandwidth` must be positive"),
         (lambda: NMSparsity(5, 4), ValueError, "0 <= n <= m"),
         (lambda: NMSparsity(scores=torch.ones(4)), ValueError, "`scores` need a `softness`"),
         (lambda: NMSparsity(softness=1.0, scores=[1.0]), TypeError, "`scores` must be a floating-point tensor"),
         (lambda: ExpertChoice(1.5), TypeError, "`capacity` must be an int for a hard mask"),
         (lambda: KHotGate(0), ValueError, "`n` must be at least 1"),
         (lambda: KHotGate(4, 2.0), TypeError, "`k` must be an int, or None"),
-        (lambda: KHotGate(4, 2, "design"), TypeError, "`design` must be a function of logits and k"),
+        (lambda: KHotGate(4, 2, design="design"), TypeError, "`design` must be a function of logits and k"),
         (lambda: KHotGate(4, 2, estimator=3), TypeError, "`estimator` must be a function"),
         (lambda: TopKCrossEntropyLoss([1.0], reduction="all"), ValueError, "`reduction` must be"),
     ],

@@ -18,11 +18,11 @@ from tests.maps import RELAXATIONS, Cauchy
 
 MODULES = {
     "hard": lambda: TopK(3),
-    "relaxed": lambda: TopK(2.5, 0.5),
-    "learned_softness": lambda: TopKMask(2, 0.5, sparse_topk, learn_softness=True),
-    "straight_through": lambda: TopK(3, 0.5, straight_through=True),
-    "joint": lambda: TopK(5, 0.5, dim=(-2, -1)),
-    "experts": lambda: ExpertChoice(1, 0.5),
+    "relaxed": lambda: TopK(2.5, softness=0.5),
+    "learned_softness": lambda: TopKMask(2, softness=0.5, relaxation=sparse_topk, learn_softness=True),
+    "straight_through": lambda: TopK(3, softness=0.5, straight_through=True),
+    "joint": lambda: TopK(5, softness=0.5, dim=(-2, -1)),
+    "experts": lambda: ExpertChoice(1, softness=0.5),
     "two_of_four": NMSparsity,
     "batch": lambda: BatchTopK(2),
     "gate": lambda: KHotGate(8, 3),
@@ -97,11 +97,11 @@ def test_logarithms(exporting):
 
 
 def test_links_with_heavy_tails_are_an_error(exporting):
-    module = TopK(2, 0.5, partial(capped_simplex_map, link=Cauchy()))
+    module = TopK(2, softness=0.5, relaxation=partial(capped_simplex_map, link=Cauchy()))
     with pytest.raises(NotImplementedError, match="links with exponential tails"):
         torch.export.export(module.eval(), (X,))
 
 
 def test_maps_of_absolute_values_are_an_error(exporting):
     with pytest.raises(NotImplementedError, match="masks of scores"):
-        torch.export.export(TopK(2, 0.5, sparse_topk_magnitude), (X,))
+        torch.export.export(TopK(2, softness=0.5, relaxation=sparse_topk_magnitude), (X,))

@@ -11,7 +11,11 @@ import khot
 from khot.nn import Anneal, MagnitudeSparsity, NMSparsity
 from tests.inputs import normal
 
-MAKERS = [lambda: NMSparsity(2, 4), lambda: NMSparsity(2, 4, 0.5), lambda: MagnitudeSparsity(0.5, 0.1)]
+MAKERS = [
+    lambda: NMSparsity(2, 4),
+    lambda: NMSparsity(2, 4, softness=0.5),
+    lambda: MagnitudeSparsity(0.5, strength=0.1),
+]
 W = normal(3, 8)
 
 
@@ -37,7 +41,7 @@ def test_groups_along_the_input_channels_of_a_convolution():
 
 def test_learned_scores_along_another_axis():
     scores = normal(8, 3, seed=4)
-    module = NMSparsity(2, 4, 0.5, straight_through=True, scores=scores, dim=0)
+    module = NMSparsity(2, 4, softness=0.5, straight_through=True, scores=scores, dim=0)
     assert torch.equal(module(W.T) != 0, khot.topk_mask(scores.T.reshape(3, 2, 4), 2).reshape(3, 8).T != 0)
 
 
@@ -52,7 +56,7 @@ def test_a_share_of_the_weights_that_falls():
 
 
 def test_relaxed_magnitudes_have_their_share_in_evaluation():
-    module = MagnitudeSparsity(0.25, 0.5, p=4 / 3)
+    module = MagnitudeSparsity(0.25, strength=0.5, p=4 / 3)
     soft = khot.sparse_topk_magnitude(W.flatten(), 6, 0.5, 4 / 3).view_as(W)
     torch.testing.assert_close(module(W), soft)
     hard = module.eval()(W)
@@ -145,8 +149,8 @@ def test_a_fixed_pattern_in_half_precision_and_in_a_graph():
     [
         (lambda: MagnitudeSparsity(1.5), ValueError, "`density` must satisfy"),
         (lambda: MagnitudeSparsity("1"), TypeError, "`density` must be a real number"),
-        (lambda: MagnitudeSparsity(0.5, 0.0), ValueError, "`strength` must be positive"),
-        (lambda: MagnitudeSparsity(0.5, 1.0, 3.0), ValueError, "`p` must"),
+        (lambda: MagnitudeSparsity(0.5, strength=0.0), ValueError, "`strength` must be positive"),
+        (lambda: MagnitudeSparsity(0.5, strength=1.0, p=3.0), ValueError, "`p` must"),
         (lambda: NMSparsity(dim=0.5), TypeError, "`dim` must be an int"),
     ],
 )

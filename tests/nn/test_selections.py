@@ -23,7 +23,7 @@ def test_a_selection_is_what_the_module_keeps(options, dim):
     assert (indices.diff(dim=dim) > 0).all()
     torch.testing.assert_close(values, module(X).gather(dim, indices))
     hard = torch.zeros_like(X).scatter(dim, indices, 1.0)
-    assert torch.equal(hard, khot.topk_mask(X, 3, dim))
+    assert torch.equal(hard, khot.topk_mask(X, 3, dim=dim))
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -50,7 +50,7 @@ def test_selections_of_several_axes_of_magnitudes_and_of_ties():
 
 def test_selections_under_transforms_and_in_graphs():
     torch.compiler.reset()
-    module = TopK(2, 0.5)
+    module = TopK(2, softness=0.5)
     expected = module.select(X)
     for found in (
         torch.func.vmap(module.select)(X),
@@ -61,13 +61,13 @@ def test_selections_under_transforms_and_in_graphs():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_selections_in_half_precision(dtype):
-    values, indices = TopK(2, 0.5).select(X.to(dtype))
-    single = TopK(2, 0.5).select(X.to(dtype).float())
+    values, indices = TopK(2, softness=0.5).select(X.to(dtype))
+    single = TopK(2, softness=0.5).select(X.to(dtype).float())
     assert torch.equal(values, single.values.to(dtype)) and torch.equal(indices, single.indices)
 
 
 def test_errors_of_selections():
-    for call in (lambda: TopK(2.5, 0.5).select(X), lambda: TopK(2).select(X, torch.tensor([1, 2, 1, 2]))):
+    for call in (lambda: TopK(2.5, softness=0.5).select(X), lambda: TopK(2).select(X, torch.tensor([1, 2, 1, 2]))):
         with pytest.raises(TypeError, match="`k` must be an int for a selection"):
             call()
     with pytest.raises(ValueError, match="`k` must satisfy 0 <= k <= n"):
@@ -80,7 +80,11 @@ class TestGatherTopK:
     TOKENS = normal(4, 6, 3, seed=2)
 
     def test_scores_have_the_gradient_of_the_relaxed_mask(self):
-        module, scores, tokens = GatherTopK(2, 0.5), X.clone().requires_grad_(), self.TOKENS.clone().requires_grad_()
+        module, scores, tokens = (
+            GatherTopK(2, softness=0.5),
+            X.clone().requires_grad_(),
+            self.TOKENS.clone().requires_grad_(),
+        )
         values, indices = module(scores, tokens)
         cotangent = normal(4, 2, 3, seed=7)
         found = torch.autograd.grad((values * cotangent).sum(), (scores, tokens))
@@ -97,7 +101,10 @@ class TestGatherTopK:
 
     def test_state_copies_graphs_and_transforms(self):
         torch.compiler.reset()
-        module, fresh = GatherTopK(2, 0.5, learn_softness=True), GatherTopK(2, 0.1, learn_softness=True)
+        module, fresh = (
+            GatherTopK(2, softness=0.5, learn_softness=True),
+            GatherTopK(2, softness=0.1, learn_softness=True),
+        )
         fresh.load_state_dict(module.state_dict())
         torch.testing.assert_close(fresh.softness, module.softness)
         expected = tuple(module(X, self.TOKENS))
@@ -114,13 +121,13 @@ class TestGatherTopK:
 
     def test_half_precision_of_either(self):
         for scores, tokens in ((X.half(), self.TOKENS.float()), (X.float(), self.TOKENS.bfloat16())):
-            assert GatherTopK(2, 0.5)(scores, tokens).values.dtype == tokens.dtype
+            assert GatherTopK(2, softness=0.5)(scores, tokens).values.dtype == tokens.dtype
 
     def test_errors(self):
         with pytest.raises(ValueError, match=r"`tokens` must have shape \(4, 6, d\)"):
             GatherTopK(2)(X, self.TOKENS[:, :5])
         with pytest.raises(TypeError, match="`k` must be an int"):
-            GatherTopK(2.5, 0.5)
+            GatherTopK(2.5, softness=0.5)
         with pytest.raises(ValueError, match="`k` must be at least 0"):
             GatherTopK(-1)
         with pytest.raises(ValueError, match="`k` must satisfy"):
@@ -144,7 +151,7 @@ class TestTokenChoice:
 
     def test_straight_through_reaches_the_other_experts(self):
         x = X.clone().requires_grad_()
-        (grad,) = torch.autograd.grad(TokenChoice(2, 0.5, straight_through=True)(x)[:, 0].sum(), x)
+        (grad,) = torch.autograd.grad(TokenChoice(2, softness=0.5, straight_through=True)(x)[:, 0].sum(), x)
         assert grad.all()
 
     def test_losses_are_those_of_the_papers(self):

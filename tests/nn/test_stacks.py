@@ -32,7 +32,9 @@ from tests.inputs import normal
 from tests.modules import MODULES, ModuleCase, N
 
 X = normal(6, N, dtype=torch.float32)
-SCALAR = ModuleCase("jump_relu_scalar", partial(JumpReLU, 0.3, True, 2.0), lambda x: x * (x > 0.3))
+SCALAR = ModuleCase(
+    "jump_relu_scalar", partial(JumpReLU, 0.3, learn_threshold=True, bandwidth=2.0), lambda x: x * (x > 0.3)
+)
 CUMULATIVE = ModuleCase("batch_topk_cumulative", partial(BatchTopK, 2, momentum=None), None)
 ACTIVATIONS = [case for case in (*MODULES, SCALAR, CUMULATIVE) if case.target is None]
 each_activation = pytest.mark.parametrize("case", ACTIVATIONS, ids=lambda case: case.name)
@@ -213,22 +215,22 @@ SIZES, SUMS = [2 + i % (N - 2) for i in range(20)], [2 + 0.3 * i for i in range(
 TARGETS = {FenchelYoungTopKLoss: khot.topk_mask(X, 2), TopKCrossEntropyLoss: torch.arange(6)}
 ANNEALED = [
     (partial(TopK, 3), "k", SIZES),
-    (partial(TopK, 3, 0.5), "k", SUMS),
-    (partial(TopK, 3, 0.5), "softness", FALLING),
-    (partial(TopK, 3, 0.5, straight_through=True), "k", SIZES),
-    (partial(TopK, 3, 0.5, learn_softness=True), "softness", FALLING),
-    (partial(TopKMask, 3, 0.5, khot.sparse_topk), "softness", FALLING),
+    (partial(TopK, 3, softness=0.5), "k", SUMS),
+    (partial(TopK, 3, softness=0.5), "softness", FALLING),
+    (partial(TopK, 3, softness=0.5, straight_through=True), "k", SIZES),
+    (partial(TopK, 3, softness=0.5, learn_softness=True), "softness", FALLING),
+    (partial(TopKMask, 3, softness=0.5, relaxation=khot.sparse_topk), "softness", FALLING),
     (partial(ExpertChoice, 3), "capacity", [1 + i % 6 for i in range(20)]),
-    (partial(ExpertChoice, 3, 0.5), "softness", FALLING),
+    (partial(ExpertChoice, 3, softness=0.5), "softness", FALLING),
     (partial(BatchTopK, 3), "k", SUMS),
-    (partial(BatchTopK, 3, 0.5), "softness", FALLING),
+    (partial(BatchTopK, 3, softness=0.5), "softness", FALLING),
     (partial(BatchTopK, 3), "threshold", FALLING),
     (partial(JumpReLU, 0.3), "threshold", FALLING),
     (partial(JumpReLU, 0.3, learn_threshold=True), "threshold", FALLING),
     (partial(NMSparsity, 2, 4), "n", [i % 5 for i in range(20)]),
-    (partial(NMSparsity, 2, 4, 0.5), "softness", FALLING),
+    (partial(NMSparsity, 2, 4, softness=0.5), "softness", FALLING),
     (partial(MagnitudeSparsity, 0.5), "density", FALLING),
-    (partial(MagnitudeSparsity, 0.5, 0.3), "strength", FALLING),
+    (partial(MagnitudeSparsity, 0.5, strength=0.3), "strength", FALLING),
     (partial(TokenChoice, 3), "k", SIZES),
     (partial(TokenChoice, 3, capacity=2), "capacity", [1 + i % 6 for i in range(20)]),
     pytest.param(partial(KHotGate, N, 3), "k", SIZES, marks=pytest.mark.needs_torch("2.8")),  # compiled designs
@@ -262,7 +264,7 @@ def test_annealing_a_module_compiles_it_once_more(make, name, values):
 
 @pytest.mark.parametrize(
     ("module", "sizes"),
-    [(TopK(3), SIZES), (TopK(3, 0.5), SUMS), (BatchTopK(3), SUMS)],
+    [(TopK(3), SIZES), (TopK(3, softness=0.5), SUMS), (BatchTopK(3), SUMS)],
     ids=lambda value: type(value).__name__,
 )
 def test_calls_with_a_size_of_their_own(module, sizes):
@@ -304,10 +306,10 @@ def test_annealing_a_map_compiles_it_once_more(relaxation, lists):
 def test_one_k_for_each_row():
     k = torch.tensor([1, 3, 2, 0, 8, 4])
     expected = X * khot.topk_mask(X, k)
-    for module in (TopK(2), TopK(2, 0.5, straight_through=True)):
+    for module in (TopK(2), TopK(2, softness=0.5, straight_through=True)):
         assert torch.equal(module(X, k), expected)
-    torch.testing.assert_close(TopK(2, 0.5)(X, k), X * khot.sigmoid_topk(X, k, 0.5))
-    torch.testing.assert_close(TopKMask(2, 0.5)(X, k / 2), khot.sigmoid_topk(X, k / 2, 0.5))
+    torch.testing.assert_close(TopK(2, softness=0.5)(X, k), X * khot.sigmoid_topk(X, k, 0.5))
+    torch.testing.assert_close(TopKMask(2, softness=0.5)(X, k / 2), khot.sigmoid_topk(X, k / 2, 0.5))
     loads = torch.tensor([0, 1, 2, 3, 4, 5, 6, 2])
     assert torch.equal((ExpertChoice(2)(X, loads) != 0).sum(0), loads)
     assert torch.equal(BatchTopK(2)(X, k), BatchTopK(3)(X))
@@ -324,17 +326,22 @@ def test_one_k_for_each_row():
     ("module", "name", "good", "wrong"),
     [
         (TopK(2), "k", [3, 0], [2.5, -1, True, "2", None, torch.tensor(2)]),
-        (TopKMask(2, 0.5), "k", [2.5, 3], [-1, float("nan"), "2"]),
-        (TopK(2, 0.5), "softness", [0.1, None, 2], [0.0, -1, float("inf"), "1", torch.tensor(1.0)]),
-        (TopK(2.5, 0.5), "softness", [0.1], [None]),
-        (TopK(2, 0.5, straight_through=True), "softness", [0.1], [None, 0.0]),
-        (TopK(2, 0.5, learn_softness=True), "softness", [0.1, 1.0], [None, 0.0]),
+        (TopKMask(2, softness=0.5), "k", [2.5, 3], [-1, float("nan"), "2"]),
+        (TopK(2, softness=0.5), "softness", [0.1, None, 2], [0.0, -1, float("inf"), "1", torch.tensor(1.0)]),
+        (TopK(2.5, softness=0.5), "softness", [0.1], [None]),
+        (TopK(2, softness=0.5, straight_through=True), "softness", [0.1], [None, 0.0]),
+        (TopK(2, softness=0.5, learn_softness=True), "softness", [0.1, 1.0], [None, 0.0]),
         (ExpertChoice(2), "capacity", [3], [2.5, -1]),
         (BatchTopK(2), "k", [2.5, 1], [0, -1, "2"]),
         (BatchTopK(2), "threshold", [0.5, torch.tensor(0.25)], ["1", float("nan"), torch.ones(2)]),
         (BatchTopK(2, track_running_stats=False), "threshold", [], [0.5]),
         (JumpReLU(0.3), "threshold", [0.5, torch.tensor(0.25)], ["1", float("nan"), torch.ones(3), torch.tensor(1)]),
-        (JumpReLU(torch.ones(N), True), "threshold", [0.5, torch.full((N,), 0.25)], ["1", torch.ones(3)]),
+        (
+            JumpReLU(torch.ones(N), learn_threshold=True),
+            "threshold",
+            [0.5, torch.full((N,), 0.25)],
+            ["1", torch.ones(3)],
+        ),
         (NMSparsity(2, 4), "n", [1, 4], [5, -1, 1.5]),
         (MagnitudeSparsity(0.3), "density", [0.5, 0, 1], [1.5, -0.1, "1", None]),
         (MagnitudeSparsity(0.3), "strength", [0.5, None], [0.0, -1, "1"]),
@@ -412,12 +419,12 @@ class Attention(nn.Module):
         self.softness = softness
 
     def forward(self, x):
-        return topk_attention(x, x, x, 4, self.softness)
+        return topk_attention(x, x, x, 4, softness=self.softness)
 
 
 LIMITED = {
     "expert_choice": ExpertChoice(4),
-    "expert_choice_relaxed": ExpertChoice(4, 0.5),
+    "expert_choice_relaxed": ExpertChoice(4, softness=0.5),
     "token_choice_capacity": TokenChoice(2, capacity=4),
     "attention": Attention(),
     "attention_relaxed": Attention(0.5),
@@ -448,7 +455,7 @@ class Exponential(nn.Module):
 @pytest.mark.parametrize(
     ("module", "parameter", "name"),
     [
-        (TopK(2, 2.0, learn_softness=True), "log_softness", "softness"),
+        (TopK(2, softness=2.0, learn_softness=True), "log_softness", "softness"),
         (JumpReLU(0.3, learn_threshold=True), "threshold", "threshold"),
         (JumpReLU(torch.full((N,), 0.3), learn_threshold=True), "threshold", "threshold"),
     ],
@@ -467,7 +474,9 @@ def test_assigned_numbers_go_through_parametrisations(module, parameter, name):
 @pytest.mark.parametrize("name", ["log_softness", "threshold"])
 def test_states_with_parameters_without_axes(name):
     """State dictionaries from before parameters had shape (1,)."""
-    module = TopK(2, 0.5, learn_softness=True) if name == "log_softness" else JumpReLU(0.3, learn_threshold=True)
+    module = (
+        TopK(2, softness=0.5, learn_softness=True) if name == "log_softness" else JumpReLU(0.3, learn_threshold=True)
+    )
     model = nn.Sequential(module)
     saved = {f"0.{name}": torch.tensor(-1.5)}
     for assign in (False, True):

@@ -504,7 +504,7 @@ def scaled_softmax(x, k, temperature=1.0, dim=-1):
 
 def detached_threshold(x, k, temperature=1.0, dim=-1):
     """The right value, with a gradient that forgets that the threshold moves."""
-    y = RELAXATIONS[0].map(x.detach(), k, temperature, dim)
+    y = RELAXATIONS[0].map(x.detach(), k, temperature, dim=dim)
     return torch.sigmoid(x / temperature + (y.logit() - x / temperature).detach())
 
 

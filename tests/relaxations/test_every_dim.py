@@ -26,7 +26,9 @@ MAPS |= {
     "soft_quantile": lambda x, dim: khot.soft_quantile(x, torch.tensor([0.2, 0.7], dtype=x.dtype), dim=dim),
     "permutahedron_rank": lambda x, dim: khot.permutahedron_rank(x, dim=dim),
     "permutahedron_sort": lambda x, dim: khot.permutahedron_sort(x, dim=dim),
-    "permutahedron_projection": lambda x, dim: khot.permutahedron_projection(x, 0.3 * x.flip(dim).detach(), 2.0, dim),
+    "permutahedron_projection": lambda x, dim: khot.permutahedron_projection(
+        x, 0.3 * x.flip(dim).detach(), 2.0, dim=dim
+    ),
     "sorted_transport_topk": lambda x, dim: khot.sorted_transport_topk(x, 1, dim=dim).squeeze(-1),
 }
 AT_THE_END = {"soft_permutation": lambda x, dim: khot.soft_permutation(x, dim=dim)}  # has its axes there

@@ -46,7 +46,7 @@ def test_is_the_mask_of_the_flattened_axes(name, dim):
 @pytest.mark.parametrize("dim", DIMS, ids=str)
 def test_perturbed_mask(dim):
     def mask(x, dim):
-        return khot.perturbed_topk(x, 2, 0.7, 5, dim, generator=torch.Generator().manual_seed(0))
+        return khot.perturbed_topk(x, 2, 0.7, 5, dim=dim, generator=torch.Generator().manual_seed(0))
 
     x = X.clone().requires_grad_()
     y, expected = mask(x, dim), mask(flattened(x, dim), -1)

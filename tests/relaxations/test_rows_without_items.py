@@ -27,7 +27,9 @@ def test_threshold():
     assert grad.shape == (3, 0)
 
 
-@pytest.mark.parametrize("module", [ExpertChoice(2, 0.1), BatchTopK(2, 0.1)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "module", [ExpertChoice(2, softness=0.1), BatchTopK(2, softness=0.1)], ids=lambda m: type(m).__name__
+)
 def test_modules(module):
     x = torch.zeros(0, 4, requires_grad=True)
     module(x).sum().backward()

@@ -13,8 +13,11 @@ def test_value_and_gradients(relaxation, dim):
     x = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
     k = torch.tensor([0.0, 1.2, 2.0, 3.8, 5.0], dtype=torch.float64, requires_grad=True)
     softness = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    y, relaxed = straight_through_topk(x, k, softness, dim, relaxation=relaxation), relaxation(x, k, softness, dim=dim)
-    assert torch.equal(y, topk_mask(x, torch.tensor([0, 1, 2, 4, 5]), dim))
+    y, relaxed = (
+        straight_through_topk(x, k, softness, dim=dim, relaxation=relaxation),
+        relaxation(x, k, softness, dim=dim),
+    )
+    assert torch.equal(y, topk_mask(x, torch.tensor([0, 1, 2, 4, 5]), dim=dim))
     cotangent = torch.randn(5, 5, dtype=torch.float64)
     for gradient, expected in zip(
         *(torch.autograd.grad(v, (x, k, softness), cotangent) for v in (y, relaxed)), strict=True

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from khot._tracing import is_one_operation, one_operation
+from khot._validation import places, too_many
 
 from .placements import (
     as_dtensor,
@@ -123,13 +124,15 @@ def of_rows(
         signature = inspect.signature(function)
         known = tuple(name for name in (*NUMBERS, *numbers) if name in signature.parameters)
         handles = in_parts if callable(in_parts) else lambda arguments: bool(in_parts)
-        layout = Layout(signature, rows, known, batch_first, handles)
+        layout, most = Layout(signature, rows, known, batch_first, handles), places(signature)
 
         def spread(*args: P.args, **kwargs: P.kwargs) -> R:  # separate because Dynamo cannot trace Layout
             return cast(R, _Call(traced, layout, signature.bind(*args, **kwargs)).run())
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if len(args) > most:
+                raise too_many(function.__name__, signature, len(args))
             if torch.compiler.is_compiling() or not is_handed_over(args, kwargs, needs_float64):
                 return function(*args, **kwargs)
             return (spread if _have_dtensor(args, kwargs) else traced)(*args, **kwargs)

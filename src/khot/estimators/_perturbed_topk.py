@@ -42,8 +42,8 @@ def perturbed_topk(
     k: int | Tensor,
     scale: float | Tensor = 1.0,
     num_samples: int = 100,
-    dim: int | tuple[int, ...] = -1,
     *,
+    dim: int | tuple[int, ...] = -1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     r"""Relaxes top-k by the mean over Gaussian perturbations (third argument: ``scale``; ``dim`` by keyword).

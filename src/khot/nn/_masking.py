@@ -99,7 +99,7 @@ class Masking(Module):
         if hard or softness is None:
             return hard_mask(x, k, dim)
         if self.straight_through:
-            return straight_through_topk(x, k, softness, dim, relaxation=self.relaxation)
+            return straight_through_topk(x, k, softness, dim=dim, relaxation=self.relaxation)
         if is_dtensor(x):  # its axes should not be moved
             return self.relaxation(x, k, softness, dim=dim)
         rows = as_rows(x, dim)
@@ -132,7 +132,7 @@ def hard_mask(x: Tensor, k: Any, dim: int | tuple[int, ...]) -> Tensor:
     """
     if not isinstance(k, Tensor):
         k = checked_int("k", k, "an int or an integer tensor for a hard mask")
-    mask = topk_mask(x, k, dim)
+    mask = topk_mask(x, k, dim=dim)
     if has_parts(x) or not looks_at_contents(*tensors_among(x, k)):
         return mask.masked_fill(x == -torch.inf, 0)
     check_enough(as_rows(x, dim), k)

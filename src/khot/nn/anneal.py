@@ -50,6 +50,7 @@ class Anneal:
         name: str,
         end: float,
         steps: int,
+        *,
         start: float | None = None,
         shape: str = "linear",
     ) -> None:

@@ -37,6 +37,7 @@ def topk_attention(
     key: Tensor,
     value: Tensor,
     k: float | Tensor,
+    *,
     softness: float | Tensor | None = None,
     relaxation: Relaxation = sigmoid_topk,
     attn_mask: Tensor | None = None,

@@ -113,11 +113,11 @@ class BatchTopK(CountsIdleUnits):
     def __init__(
         self,
         k: float,
+        *,
         softness: float | None = None,
         relaxation: Relaxation = sigmoid_topk,
         straight_through: bool = False,
         learn_softness: bool = False,
-        *,
         momentum: float | None = 0.01,
         n: int | None = None,
         dead_after: int = DEAD_AFTER,

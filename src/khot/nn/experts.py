@@ -15,6 +15,8 @@ from ._keeping import keep_largest
 from ._masking import Masking, Relaxation, at_most, checked_size, has_parts, places_of_largest
 from .topk import Selection, TopK
 
+NUMBER_OF_EXPERTS = "; the number of experts is no argument, since the logits have it"
+
 
 class ExpertChoice(TopK):
     """Routing in which every expert takes the tokens that it wants most, so that all experts have the same load.
@@ -45,16 +47,25 @@ class ExpertChoice(TopK):
     """
 
     _takes_excluded = True
+    _what_others_take = NUMBER_OF_EXPERTS
 
     def __init__(
         self,
         capacity: float,
+        *,
         softness: float | None = None,
         relaxation: Relaxation = sigmoid_topk,
         straight_through: bool = False,
         learn_softness: bool = False,
     ) -> None:
-        super().__init__(capacity, softness, relaxation, -2, straight_through, learn_softness)
+        super().__init__(
+            capacity,
+            softness=softness,
+            relaxation=relaxation,
+            dim=-2,
+            straight_through=straight_through,
+            learn_softness=learn_softness,
+        )
 
     def _checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """The checked ``k``, under the name ``capacity``, or the checked softness."""
@@ -171,12 +182,14 @@ class TokenChoice(Masking):
     """
 
     _numbers = ("k", "_softness", "capacity")
+    _what_others_take = NUMBER_OF_EXPERTS
     k: float
     capacity: int | None
 
     def __init__(
         self,
         k: float,
+        *,
         softness: float | None = None,
         relaxation: Relaxation = sigmoid_topk,
         straight_through: bool = False,
@@ -292,5 +305,5 @@ def _room(mask: Tensor, log_probabilities: Tensor, capacity: int | Tensor) -> Te
     _check_gates(mask)
     wanted, tokens = log_probabilities.masked_fill(mask == 0, -torch.inf), mask.shape[-2]
     if isinstance(capacity, Tensor):
-        return topk_mask(wanted, capacity.clamp(max=tokens), -2)
-    return topk_mask(wanted, at_most(capacity, tokens, mask.device), -2)
+        return topk_mask(wanted, capacity.clamp(max=tokens), dim=-2)
+    return topk_mask(wanted, at_most(capacity, tokens, mask.device), dim=-2)

@@ -49,7 +49,7 @@ class JumpReLU(Module):
 
     threshold: Tensor
 
-    def __init__(self, threshold: float | Tensor, learn_threshold: bool = False, bandwidth: float = 1e-3) -> None:
+    def __init__(self, threshold: float | Tensor, *, learn_threshold: bool = False, bandwidth: float = 1e-3) -> None:
         super().__init__()
         check_flag("learn_threshold", learn_threshold)
         dtype = torch.get_default_dtype()

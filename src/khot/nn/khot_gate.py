@@ -57,6 +57,7 @@ class KHotGate(Module):
         self,
         n: int,
         k: int | None = None,
+        *,
         design: type[SamplingDesign] | Callable[..., SamplingDesign] = ConditionalPoisson,
         estimator: Callable[[Any], Any] = StraightThrough,
     ) -> None:

@@ -37,6 +37,7 @@ class FenchelYoungTopKLoss(Module):
     def __init__(
         self,
         k: float | Tensor,
+        *,
         strength: float | Tensor = 1.0,
         p: float = 2.0,
         kind: str = "mask",
@@ -85,6 +86,7 @@ class TopKCrossEntropyLoss(Module):
     def __init__(
         self,
         p_k: Sequence[float] | Tensor,
+        *,
         relaxation: Relaxation = lapsum_topk,
         softness: float | Tensor = 1.0,
         reduction: str = "mean",

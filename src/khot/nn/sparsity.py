@@ -125,6 +125,7 @@ class NMSparsity(Masking, Pattern):
         self,
         n: int = 2,
         m: int = 4,
+        *,
         softness: float | None = None,
         relaxation: Relaxation = sigmoid_topk,
         straight_through: bool = False,
@@ -235,7 +236,7 @@ class MagnitudeSparsity(Pattern):
     density: float
     strength: float | None
 
-    def __init__(self, density: float, strength: float | None = None, p: float = 2.0) -> None:
+    def __init__(self, density: float, *, strength: float | None = None, p: float = 2.0) -> None:
         super().__init__()
         check_exponent(p)
         self.density, self.strength, self.p = density, strength, p

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from khot._distributed.placements import is_dtensor
-from khot._validation import check_scores, check_strided, checked_int, is_int
+from khot._validation import DIM_IS_A_KEYWORD, check_scores, check_strided, checked_int, is_int
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.axes import as_axes, as_rows
@@ -57,9 +57,12 @@ class TopKMask(Masking):
         tensor([0., 1., 0., 1.])
     """
 
+    _what_others_take = DIM_IS_A_KEYWORD
+
     def __init__(
         self,
         k: float,
+        *,
         softness: float | None = None,
         relaxation: Relaxation = sigmoid_topk,
         dim: int | tuple[int, ...] = -1,
@@ -129,17 +132,25 @@ class TopK(TopKMask, CountsIdleUnits):
     def __init__(
         self,
         k: float,
+        *,
         softness: float | None = None,
         relaxation: Relaxation = sigmoid_topk,
         dim: int | tuple[int, ...] = -1,
         straight_through: bool = False,
         learn_softness: bool = False,
         by: str = "value",
-        *,
         n: int | None = None,
         dead_after: int = DEAD_AFTER,
     ) -> None:
-        super().__init__(k, softness, relaxation, dim, straight_through, learn_softness, by)
+        super().__init__(
+            k,
+            softness=softness,
+            relaxation=relaxation,
+            dim=dim,
+            straight_through=straight_through,
+            learn_softness=learn_softness,
+            by=by,
+        )
         self._set_up_counts(n, dead_after)
         if n is not None and dim != -1:
             raise ValueError(f"`n` counts units along the last axis, which needs dim=-1, but got dim={dim}")
@@ -235,6 +246,7 @@ class GatherTopK(Masking):
     def __init__(
         self,
         k: int,
+        *,
         softness: float | None = None,
         relaxation: Relaxation = sigmoid_topk,
         learn_softness: bool = False,

@@ -16,7 +16,7 @@ MAP = ThresholdMap(CAPPED_EXPONENTIAL, "temperature", MASK)
 @with_link(MAP.link)
 @with_call(in_parts=True)
 def capped_softmax(
-    _call: Call, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+    _call: Call, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, *, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Relaxes top-k by a multiple of softmax, capped at 1 (third argument: ``temperature``; ``dim`` by keyword).
 

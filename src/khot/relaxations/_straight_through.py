@@ -21,8 +21,8 @@ def straight_through_topk(
     x: Tensor,
     k: float | Tensor,
     softness: float | Tensor = 1.0,
-    dim: int | tuple[int, ...] = -1,
     *,
+    dim: int | tuple[int, ...] = -1,
     relaxation: Callable[[Tensor, Any, Any], Tensor] = sigmoid_topk,
 ) -> Tensor:
     r"""Marks the k largest, with the gradient of a relaxed mask (third argument: ``softness``; ``dim`` by keyword).

@@ -7,6 +7,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from khot._distributed.boundary import is_handed_over, of_rows, with_own_code
 from khot._tracing import is_moved_to_host
+from khot._validation import places, too_many
 from khot.kernels.call import Call, call_of
 
 P = ParamSpec("P")
@@ -30,11 +31,13 @@ def with_call(
 
     def decorate(function: OfCall[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
-        hidden, *shown = signature.parameters.values()
+        hidden, *others = signature.parameters.values()
+        shown = signature.replace(parameters=others)
+        most = places(shown)
 
         def publish(call: Callable[P, R]) -> Callable[P, R]:
             functools.update_wrapper(call, function)
-            call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+            call.__signature__ = shown  # type: ignore[attr-defined]
             call.__annotations__ = {k: v for k, v in function.__annotations__.items() if k != hidden.name}
             return with_own_code(call, function.__name__)
 
@@ -44,6 +47,8 @@ def with_call(
         elsewhere = of_rows(in_parts=in_parts, batch_first=batch_first, needs_float64=needs_float64)(publish(by_itself))
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if len(args) > most:
+                raise too_many(function.__name__, shown, len(args))
             kind = call_of(*args, *kwargs.values())
             if kind.is_plain:
                 goes_elsewhere = needs_float64 and is_moved_to_host(args, kwargs)

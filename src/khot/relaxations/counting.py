@@ -49,7 +49,7 @@ class _Sides(NamedTuple):
 
 
 @of_rows(rows=("x", "points"))
-def soft_count(x: Tensor, points: float | Tensor, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+def soft_count(x: Tensor, points: float | Tensor, scale: float | Tensor = 1.0, *, dim: int = -1) -> Tensor:
     r"""Counts the entries below each point, softly (third argument: ``scale``; ``dim`` by keyword).
 
     .. math:: F(t) = \sum_i \mathrm{Lap}((t - x_i)/s), \qquad
@@ -96,7 +96,7 @@ def soft_count(x: Tensor, points: float | Tensor, scale: float | Tensor = 1.0, d
 
 
 @of_rows(rows=("x", "q"))
-def soft_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+def soft_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor = 1.0, *, dim: int = -1) -> Tensor:
     r"""Relaxes quantiles (third argument: ``scale``; ``dim`` by keyword).
 
     .. math:: t = F^{-1}(q n), \qquad F(t) = \sum_i \mathrm{Lap}((t - x_i)/s)

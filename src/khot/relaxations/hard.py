@@ -18,7 +18,7 @@ from .in_parts import topk_mask_of_parts
 
 
 @with_call(in_parts=True, needs_float64=False)
-def topk_mask(_call: Call, x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
+def topk_mask(_call: Call, x: Tensor, k: int | Tensor, *, dim: int | tuple[int, ...] = -1) -> Tensor:
     r"""Marks the k largest entries with ones.
 
     .. math:: y = \arg\max_{y \in \{0,1\}^n, \sum y = k} \langle x, y \rangle

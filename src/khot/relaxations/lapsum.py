@@ -16,7 +16,7 @@ MAP = ThresholdMap(LAPLACE, "scale", MASK)
 @with_link(MAP.link)
 @with_call(in_parts=True)
 def lapsum_topk(
-    _call: Call, x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+    _call: Call, x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, *, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Relaxes top-k by Laplace distribution functions that sum to k (third argument: ``scale``; ``dim`` by keyword).
 
@@ -56,7 +56,7 @@ def lapsum_topk(
 @logarithm_of(lapsum_topk)
 @with_call(in_parts=True)
 def log_lapsum_topk(
-    _call: Call, x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+    _call: Call, x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, *, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Logarithm of :func:`lapsum_topk` (third argument: ``scale``; ``dim`` by keyword).
 

@@ -18,6 +18,7 @@ def sparse_topk_magnitude(
     k: float | Tensor,
     strength: float | Tensor = 1.0,
     p: float = 2.0,
+    *,
     dim: int | tuple[int, ...] = -1,
 ) -> Tensor:
     r"""Keeps the k largest ``abs(x)``, relaxed, with exact zeros (third argument: ``strength``; ``dim`` by keyword).

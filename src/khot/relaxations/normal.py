@@ -16,7 +16,7 @@ MAP = ThresholdMap(NORMAL, "scale", MASK)
 @with_link(MAP.link)
 @with_call(in_parts=True)
 def normal_topk(
-    _call: Call, x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+    _call: Call, x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, *, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Relaxes top-k by normal distribution functions that sum to k (third argument: ``scale``; ``dim`` by keyword).
 

@@ -116,7 +116,7 @@ _PERMUTATION = OrderMap(_permutation, kernel.soft_permutation)
 
 
 @of_rows
-def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
+def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, *, dim: int = -1) -> Tensor:
     r"""Relaxes the ranks of the entries, from 1 to n (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: r_i = \tfrac12 + \sum_j \mathrm{Lap}((x_i - x_j)/s), \qquad
@@ -156,7 +156,7 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
 
 
 @of_rows
-def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
+def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, *, dim: int = -1) -> Tensor:
     r"""Relaxes sorting (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: y_j = F^{-1}(j - \tfrac12), \qquad F(t) = \sum_i \mathrm{Lap}((t - x_i)/s), \quad j = 1 \dots n
@@ -194,7 +194,7 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
 
 
 @of_rows(batch_first=True)
-def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
+def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, *, dim: int = -1) -> Tensor:
     r"""Relaxes the permutation matrix that sorts the entries (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: P_{ij} = \mathrm{Lap}((b_j - x_i)/s) - \mathrm{Lap}((b_{j-1} - x_i)/s), \qquad b_j = F^{-1}(j),

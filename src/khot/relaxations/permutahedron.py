@@ -14,7 +14,7 @@ from .sparse import check_exponent
 
 @of_rows(rows=("x", "w"))
 def permutahedron_projection(
-    x: Tensor, w: Tensor, strength: float | Tensor = 1.0, dim: int = -1, *, p: float = 2.0
+    x: Tensor, w: Tensor, strength: float | Tensor = 1.0, *, dim: int = -1, p: float = 2.0
 ) -> Tensor:
     r"""Projects ``x / strength`` onto the permutahedron of w (third argument: ``strength``; ``dim`` by keyword).
 
@@ -104,7 +104,7 @@ def _check_weights(w: Tensor, x: Tensor, dim: int) -> None:
 
 
 @of_rows
-def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, *, dim: int = -1) -> Tensor:
     r"""Relaxes the ranks by projection onto the permutahedron (second argument: ``strength``; ``dim`` by keyword).
 
     .. math:: r = \arg\min_{r \in \mathcal{P}(1, \dots, n)} \tfrac12 \|r - x/\lambda\|^2
@@ -135,11 +135,11 @@ def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
     """
     check_scores(x, dim)
     ranks = torch.arange(1, x.shape[dim] + 1, dtype=torch.float64, device=x.device)
-    return permutahedron_projection(x, ranks, strength, dim)
+    return permutahedron_projection(x, ranks, strength, dim=dim)
 
 
 @of_rows
-def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, *, dim: int = -1) -> Tensor:
     r"""Relaxes ascending order by projection onto a permutahedron (second argument: ``strength``; ``dim`` by keyword).
 
     .. math:: y = \arg\min_{y \in \mathcal{P}(x)} \tfrac12 \|y - (1, \dots, n)/\lambda\|^2

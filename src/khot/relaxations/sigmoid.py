@@ -16,7 +16,7 @@ MAP = ThresholdMap(LOGISTIC, "temperature", MASK)
 @with_link(MAP.link)
 @with_call(in_parts=True)
 def sigmoid_topk(
-    _call: Call, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+    _call: Call, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, *, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Relaxes top-k by binary-entropy regularisation (third argument: ``temperature``; ``dim`` by keyword).
 
@@ -56,7 +56,7 @@ def sigmoid_topk(
 @logarithm_of(sigmoid_topk)
 @with_call(in_parts=True)
 def log_sigmoid_topk(
-    _call: Call, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+    _call: Call, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, *, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Logarithm of :func:`sigmoid_topk` (third argument: ``temperature``; ``dim`` by keyword).
 

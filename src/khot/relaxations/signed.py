@@ -18,6 +18,7 @@ def sparse_topk_signed(
     k: float | Tensor,
     strength: float | Tensor = 1.0,
     p: float = 2.0,
+    *,
     dim: int | tuple[int, ...] = -1,
 ) -> Tensor:
     r"""Relaxes the signs of the k largest ``abs(x)``, with zeros (third argument: ``strength``; ``dim`` by keyword).

@@ -96,8 +96,8 @@ def sorted_transport_topk(
     x: Tensor,
     k: int,
     epsilon: float | Tensor = 0.1,
-    dim: int = -1,
     *,
+    dim: int = -1,
     tol: float | None = None,
     max_iter: int = 1000,
 ) -> Tensor:

@@ -35,6 +35,7 @@ def sparse_topk(
     k: float | Tensor,
     strength: float | Tensor = 1.0,
     p: float = 2.0,
+    *,
     dim: int | tuple[int, ...] = -1,
 ) -> Tensor:
     r"""Relaxes top-k by p-norm regularisation, with exact zeros (third argument: ``strength``; ``dim`` by keyword).

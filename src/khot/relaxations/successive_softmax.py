@@ -53,7 +53,7 @@ def _compose(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Tens
 
 @of_rows
 def successive_softmax_topk(
-    x: Tensor, k: int | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+    x: Tensor, k: int | Tensor, temperature: float | Tensor = 1.0, *, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Relaxes top-k by k softmaxes in turn (third argument: ``temperature``; ``dim`` by keyword).
 

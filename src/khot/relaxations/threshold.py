@@ -24,8 +24,8 @@ def topk_threshold(
     x: Tensor,
     k: float | Tensor,
     softness: float | Tensor = 1.0,
-    dim: int | tuple[int, ...] = -1,
     *,
+    dim: int | tuple[int, ...] = -1,
     relaxation: Callable[..., Tensor] = sigmoid_topk,
 ) -> Tensor:
     r"""The threshold above which scores are selected (third argument: ``softness``; ``dim`` by keyword).

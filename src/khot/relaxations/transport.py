@@ -65,7 +65,7 @@ class _TwoAnchors(Link, name="two_anchors"):
 @with_link(_TwoAnchors())
 @with_call(in_parts=True)
 def transport_topk(
-    _call: Call, x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, dim: int | tuple[int, ...] = -1
+    _call: Call, x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, *, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Relaxes top-k by optimal transport to "in" and "out" (third argument: ``epsilon``; ``dim`` by keyword).
 

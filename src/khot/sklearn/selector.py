@@ -258,7 +258,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     def _training(self, data: Data) -> Training:
         """A gate of equal logits and an untrained predictor; if this is linear, both start from least squares."""
         n, price = data.x.shape[-1], float(self.price)
-        gate = KHotGate(n, self._number_of_features(n), self.design, self.estimator).float()
+        gate = KHotGate(n, self._number_of_features(n), design=self.design, estimator=self.estimator).float()
         training = Training(gate, self._untrained_predictor(n, data.outputs), price)
         if self.predictor == "linear":
             logits, weights = least_squares_start(data, gate.k, price)
