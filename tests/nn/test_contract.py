@@ -262,7 +262,7 @@ class WritesIntoItsInput(TopK):
 
 
 WRONG = [
-    (lambda: ForgetsItsState(2, 0.5, learn_softness=True), check_gradients),
+    (lambda: ForgetsItsState(2, softness=0.5, learn_softness=True), check_gradients),
     (lambda: KeepsOneMore(3), check_definition),
     (lambda: WritesIntoItsInput(3), check_input_is_untouched),
     (lambda: NanWhereNothingIs(3), check_shapes),
