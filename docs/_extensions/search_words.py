@@ -3,8 +3,8 @@
 import re
 
 PHRASES = {
-    "sigmoid_topk": "mask, top-k mask, relaxation, temperature, softness, soft top-k, differentiable top-k, relaxed top-k, k-hot softmax, LML, SOFT",
-    "sparse_topk": "mask, sparse top-k mask, entmax, sparsemax, budget, projection onto the capped simplex, exact zeros",
+    "sigmoid_topk": "mask, top-k mask, temperature, softness, soft top-k, differentiable top-k, k-hot softmax, LML",
+    "sparse_topk": "mask, sparse top-k mask, entmax, sparsemax, budget, projection onto capped simplex, exact zeros",
     "topk_mask": "mask, hard mask, hard top-k mask, k-hot, argtopk, one-hot of topk, select the k largest",
     "lapsum_topk": "LapSum top-k mask, Laplace soft top-k",
     "straight_through_topk": "mask, hard top-k mask with gradient, straight-through, STE",
