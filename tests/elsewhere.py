@@ -215,12 +215,12 @@ def _chosen(self: Backends, *asked: Any) -> Backend | None:
 
 def _mask(x: Tensor, k: float, scale: float, link: Link, kind: Kind) -> Solved:
     sizes, scales = (in_rows_of(x, value) for value in (k, scale))
-    found: Solved = threshold.mask.plain(x, sizes, scales, link.key, kind.name, "softness", False)
+    found: Solved = threshold.mask.plain(x, sizes, scales, *link.key, kind.name, "softness", False)
     return found
 
 
 def _gradient(x: Tensor, scale: float, anchor: Tensor, offset: Tensor, grad: Tensor, link: Link, kind: Kind) -> Tensor:
-    arguments = x, in_rows_of(x, scale), anchor, offset, grad, link.key, kind.name, False
+    arguments = x, in_rows_of(x, scale), anchor, offset, grad, *link.key, kind.name, False
     found: Tensor = threshold.mask_derivative.plain(*arguments)[0]
     return found
 

@@ -9,23 +9,7 @@ import torch
 from torch import Tensor
 
 import khot
-from tests.maps import ODD_MAPS, RELAXATIONS, Cauchy, publics
-
-
-class NamedCauchy(Cauchy, name="tests.named_cauchy"):
-    """A user's link that can be exported, with an attribute that is part of its value."""
-
-    def __init__(self, width: float = 1.0) -> None:
-        self.width = width
-
-    def value(self, z: Tensor) -> Tensor:
-        return super().value(z / self.width)
-
-    def slope(self, z: Tensor) -> Tensor:
-        return super().slope(z / self.width) / self.width
-
-    def inverse(self, p: Tensor) -> Tensor:
-        return super().inverse(p) * self.width
+from tests.maps import ODD_MAPS, RELAXATIONS, publics
 
 
 def with_sum(k: int | float) -> Callable[..., Tensor]:
@@ -93,7 +77,7 @@ MAPS = [
     AnyMap(khot.normal_topk, with_sum(3), slow=True),
     AnyMap(khot.transport_topk, with_sum(2)),
     AnyMap(khot.capped_softmax, with_sum(2.5)),
-    AnyMap(khot.capped_simplex_map, lambda f, x, s: f(x, 2.5, s, link=NamedCauchy(0.7))),
+    AnyMap(khot.capped_simplex_map, lambda f, x, s: f(x, 2.5, s, link=khot.Logistic())),
     AnyMap(khot.sparse_topk, with_sum(2.5), "two"),
     AnyMap(khot.sparse_topk, lambda f, x, s: f(x, 3, s, p=1.5), "any_p"),
     AnyMap(khot.sparse_topk_magnitude, with_sum(2.5), "two"),

@@ -50,7 +50,7 @@ def _load(package: str, wanted: str) -> ModuleType:
         raise ModuleNotFoundError(message, name="pyro") from error
 
 
-def _names(*subpackages: str) -> list[str]:
+def _public_names(*subpackages: str) -> list[str]:
     """The subpackages that need torch only and these ones, with the names they list; `constraints` is used by name."""
     packages = [losses, relaxations, *(_load(name, wanted="__all__") for name in subpackages)]
     listed = [name for package in packages for name in package.__all__]
@@ -74,7 +74,7 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name
         if name in _BUILT_ON_PYRO:
             return _load(name, wanted=name)
         if name == "__all__":
-            return _names(*_BUILT_ON_PYRO)
+            return _public_names(*_BUILT_ON_PYRO)
         if not name.startswith("_"):
             home = "nn" if name in import_module("khot.nn").__all__ else _ELSEWHERE.get(name)
             if home is not None:
@@ -94,7 +94,7 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 def __dir__() -> list[str]:
     """The names that can be imported: ``inspect.getmembers`` and completion in a shell try all of them."""
     try:
-        names = _names(*_BUILT_ON_PYRO)
+        names = _public_names(*_BUILT_ON_PYRO)
     except ModuleNotFoundError:  # no Pyro
-        return sorted([*_names(), "nn"])
+        return sorted([*_public_names(), "nn"])
     return sorted([*names, *(name for name in _BY_NAME if name == "nn" or find_spec("sklearn"))])

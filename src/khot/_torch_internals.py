@@ -36,10 +36,12 @@ __all__ = [
     "is_transformed",
     "is_wrapped",
     "leave_graph",
+    "mark_as_outside_graphs",
     "may_differentiate",
     "may_record",
     "nested_forward_mode",
     "no_view",
+    "outside_graphs",
     "outside_trace",
     "overrides_torch_functions",
     "recorder",
@@ -54,6 +56,7 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 _C: Any = torch._C  # the functions that set the state of a trace are not annotated
@@ -323,6 +326,25 @@ def instance_of(kind: type[R], attributes: dict[str, Any]) -> R:
     for name, value in attributes.items():  # not by `update`, which Dynamos that list no attributes do not know
         new.__dict__[name] = value
     return new
+
+
+def mark_as_outside_graphs(function: F, reason: str) -> F:
+    """Marks a function at whose calls graphs end, as ``torch.compiler.disable`` does, which imports the compiler.
+
+    The function itself has to see to it that Dynamo does not watch what it calls, by :func:`outside_graphs`. Old
+    versions of torch do not show the reason.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
+    return function
+
+
+def outside_graphs(function: Callable[..., R], *args: Any) -> R:
+    """The result of a call that Dynamo does not watch."""
+    from torch._dynamo import disable  # takes long; what watches has imported it
+
+    found: R = disable(function)(*args)
+    return found
 
 
 def _torch_26_is_exporting() -> bool:

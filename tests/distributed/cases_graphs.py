@@ -16,7 +16,7 @@ from tests.inputs import normal
 @case
 def operators_know_how_dtensors_lie():
     x, k, scale = normal(4, 6, 7), torch.full((4, 6), 2.0).double(), torch.full((4, 6), 0.5).double()
-    options = LOGISTIC.key, "mask", "scale", True
+    options = *LOGISTIC.key, "mask", "scale", True
     expected = threshold.mask(x, k, scale, *options)
     for placements, free in (([S(0)], True), ([R], True), ([S(1), S(0)], True), ([S(2)], False), ([S(0), S(2)], False)):
         given = [spread(v, [p if p != S(2) or v.dim() == 3 else R for p in placements]) for v in (x, k, scale)]

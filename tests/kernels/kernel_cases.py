@@ -43,7 +43,7 @@ def scores(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
 
 
 def threshold_of(x: Tensor, k: Tensor, scale: Tensor, link: Link) -> Threshold:
-    return Threshold(*torch.ops.khot.threshold(x, k, scale, link.key, "mask", "scale", True))
+    return Threshold(*torch.ops.khot.threshold(x, k, scale, *link.key, "mask", "scale", True))
 
 
 def mask_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, kind: str) -> Outputs:
@@ -62,7 +62,7 @@ def gradient_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Lin
 
 
 def gradient_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, kind: str) -> Outputs:
-    return exact.mask_derivative(x, scale, *threshold_of(x, k, scale, link), grad, link.key, kind, True)
+    return exact.mask_derivative(x, scale, *threshold_of(x, k, scale, link), grad, *link.key, kind, True)
 
 
 def masks() -> list[KernelCase]:
@@ -71,7 +71,7 @@ def masks() -> list[KernelCase]:
     double = [((64, n), DOUBLE) for n in (100, 500, 1000, 2000, 5000)]
     largest: list[tuple[tuple[int, ...], torch.dtype]] = [((64, 16_384), SINGLE)]
     entries: list[KernelCase] = []
-    for link, kind in [(v, kind) for v in LINKS for kind in ("mask", "log_mask") if v.kernel_has_log or kind == "mask"]:
+    for link, kind in [(v, kind) for v in LINKS for kind in ("mask", "log_mask") if v.has_kernel(kind == "log_mask")]:
         name = f"{link.kernel}{'_log' if kind == 'log_mask' else ''}"
         whole = link is LOGISTIC and kind == "mask"
         compiled = [*everywhere, ((64, 4096), HALF), *long_rows, *double] if whole else largest

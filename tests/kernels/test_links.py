@@ -118,7 +118,7 @@ def test_tails_and_slopes(link, law, dtype):
 
 def test_one_link_for_every_p():
     assert clipped_power(1.25) is clipped_power(1.25) and clipped_power(1.25).q == 4
-    assert Link.find(clipped_power(1.25).key) == clipped_power(1.25)
+    assert Link.find(*clipped_power(1.25).key) == clipped_power(1.25)
     assert ClippedPower(1 + 1 / 3).q == 3 and ClippedPower(1.7).q == pytest.approx(1 / 0.7)
 
 

@@ -61,7 +61,7 @@ def test_few_rows_leave_the_loop(name, kind, regime, monkeypatch):
             for softness in (1e-3, 1e-2, 0.1, 1.0, 10.0, 1e3):
                 left.update(mask=0, mask_derivative=0)
                 size, scale = (torch.full((ROWS,), v, dtype=torch.float64) for v in (k, softness))
-                link = LINKS[name].key
-                _, *at = numba_backend.mask(x, size, scale, link, kind, "softness", True)
-                numba_backend.mask_derivative(x, scale, *at, grad, link, kind, True)
+                link = LINKS[name]
+                _, *at = numba_backend.mask(x, size, scale, *link.key, kind, "softness", True)
+                numba_backend.mask_derivative(x, scale, *at, grad, *link.key, kind, True)
                 assert max(left.values()) <= LARGEST_SHARE * ROWS, (n, k, softness, left)

@@ -80,7 +80,7 @@ def test_a_piece_agrees_with_its_link(link, real):
     z = grid(REALS[real])
     exact = z.double()
     names = {"value": link.value, "slope": link.slope}
-    if link.kernel_has_log:
+    if link.has_kernel(log=True):
         names |= {"log_value": link.log_value, "log_derivative": link.log_derivative}
     for name, function in names.items():
         assert_relative(values_of(link, real, name, z), function(exact), z, z.dtype, link.condition)
@@ -132,9 +132,9 @@ def left_of(x, k, scale, link, log=False):
     numba_backend.over_rows = counted
     try:
         leaf, kind = rows.clone().requires_grad_(), "log_mask" if log else "mask"
-        y, *_ = threshold.mask(rows, *numbers(rows, k, scale), link.key, kind, "scale", True)
-        anchor, offset = threshold.threshold(rows, *numbers(rows, k, scale), link.key, "mask", "scale", True)
-        threshold.mask_derivative(leaf, numbers(rows, scale)[0], anchor, offset, y, link.key, kind, True)
+        y, *_ = threshold.mask(rows, *numbers(rows, k, scale), *link.key, kind, "scale", True)
+        anchor, offset = threshold.threshold(rows, *numbers(rows, k, scale), *link.key, "mask", "scale", True)
+        threshold.mask_derivative(leaf, numbers(rows, scale)[0], anchor, offset, y, *link.key, kind, True)
     finally:
         numba_backend.over_rows = run
     return counts

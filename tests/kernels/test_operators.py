@@ -46,20 +46,20 @@ def rows(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 def mask_gradient(kind: str) -> tuple[Any, ...]:
     x, k, scale = rows()
-    at = simplex.threshold(x, k, scale, LOGISTIC.key, kind, "scale", True)
-    return x, scale, *at, normal(3, 40, seed=1), LOGISTIC.key, kind, True
+    at = simplex.threshold(x, k, scale, *LOGISTIC.key, kind, "scale", True)
+    return x, scale, *at, normal(3, 40, seed=1), *LOGISTIC.key, kind, True
 
 
 def threshold_gradient() -> tuple[Any, ...]:
     """Of thresholds that are not their anchors."""
-    x, scale, anchor, offset, _, link, _, _ = mask_gradient("mask")
-    return x, scale, anchor - 0.25 * scale, offset + 0.25, normal(3, seed=1), link, "mask"
+    x, scale, anchor, offset, _, *link, _, _ = mask_gradient("mask")
+    return x, scale, anchor - 0.25 * scale, offset + 0.25, normal(3, seed=1), *link, "mask"
 
 
 def odd_gradient(kind: str, with_strength: bool = True) -> tuple[Any, ...]:
     x, k, strength = rows()
-    at = simplex.threshold(x, k, strength, SPARSE.key, kind, "strength", True)
-    return x, strength, *at, normal(3, 40, seed=1), SPARSE.key, kind, with_strength
+    at = simplex.threshold(x, k, strength, *SPARSE.key, kind, "strength", True)
+    return x, strength, *at, normal(3, 40, seed=1), *SPARSE.key, kind, with_strength
 
 
 def sorted_rows() -> tuple[Tensor, Tensor, Tensor]:
@@ -101,7 +101,7 @@ def law(count: int) -> tuple[Tensor, ...]:
 
 
 def balanced(k: Tensor) -> Tensor:
-    return simplex.mask(normal(2, 9), k.double(), torch.ones(2).double(), LOGISTIC.key, "mask", "", False)[0]
+    return simplex.mask(normal(2, 9), k.double(), torch.ones(2).double(), *LOGISTIC.key, "mask", "", False)[0]
 
 
 def duels() -> tuple[Tensor, ...]:
@@ -131,7 +131,7 @@ def marked() -> tuple[Tensor, Tensor]:
     """Probabilities that add up to 4, 2 and 3, some of them 0 or 1, and a row without a choice."""
     scores = 2 * normal(4, 9)
     scores[1, 3], scores[1, 5], k = torch.inf, -torch.inf, torch.tensor([4, 2, 8, 3])
-    probs = simplex.mask(scores, k.double(), torch.ones(4).double(), LOGISTIC.key, "mask", "", False)[0]
+    probs = simplex.mask(scores, k.double(), torch.ones(4).double(), *LOGISTIC.key, "mask", "", False)[0]
     probs[3] = k_hot(scores, k)[3]
     return probs.float().double(), k
 
@@ -147,13 +147,13 @@ SIZES = torch.tensor([3, 4])
 ISOTONIC = (normal(1, 33), normal(1, 33, seed=1).abs(), torch.tensor([0.5]).double())
 CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "threshold": [
-        lambda: (*rows(), LOGISTIC.key, "mask", "scale", True),
-        *(lambda kind=kind: (*rows(), SPARSE.key, kind, "s", True) for kind in ("mask", "signed", "magnitude")),
+        lambda: (*rows(), *LOGISTIC.key, "mask", "scale", True),
+        *(lambda kind=kind: (*rows(), *SPARSE.key, kind, "s", True) for kind in ("mask", "signed", "magnitude")),
     ],
     "threshold_mask": [
-        lambda: (*rows(), LOGISTIC.key, "mask", "scale", True),
-        lambda: (*rows(), LOGISTIC.key, "log_mask", "scale", True),
-        *(lambda kind=kind: (*rows(), SPARSE.key, kind, "scale", True) for kind in ("mask", "signed", "magnitude")),
+        lambda: (*rows(), *LOGISTIC.key, "mask", "scale", True),
+        lambda: (*rows(), *LOGISTIC.key, "log_mask", "scale", True),
+        *(lambda kind=kind: (*rows(), *SPARSE.key, kind, "scale", True) for kind in ("mask", "signed", "magnitude")),
     ],
     "threshold_mask_derivative": [
         lambda: mask_gradient("mask"),

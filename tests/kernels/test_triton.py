@@ -302,10 +302,10 @@ def test_second_derivatives():
 
 def test_operators():
     x, k, scale, grad = (v.to(DEVICE) for v in KERNELS[0].make((2, 33), torch.float64, 0))
-    arguments = (x, k, scale, LOGISTIC.key, "mask", "temperature", False)
+    arguments = (x, k, scale, *LOGISTIC.key, "mask", "temperature", False)
     torch.library.opcheck(torch.ops.khot.threshold_mask.default, arguments)
     _, anchor, offset = torch.ops.khot.threshold_mask(*arguments)
-    arguments = (x, scale, anchor, offset, grad, LOGISTIC.key, "mask", True)
+    arguments = (x, scale, anchor, offset, grad, *LOGISTIC.key, "mask", True)
     torch.library.opcheck(torch.ops.khot.threshold_mask_derivative.default, arguments)
 
 

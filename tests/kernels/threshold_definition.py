@@ -17,7 +17,7 @@ HALVINGS = 200  # of a bracket, until its ends are neighbouring doubles
 
 
 def threshold(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor]:
     """Anchor and offset of the threshold t = anchor + offset * sigma of each row of x (..., n).
 
@@ -25,12 +25,13 @@ def threshold(
         x: Scores.
         k: Sum, float64 of the batch shape, like the scale; for signed masks a bound of the sum.
         scale: Positive softness s; sigma is s, or s t^(p-1) for magnitudes.
-        link: Key of the link F.
+        link: The number of the link F.
+        q: Its parameter.
         kind: Name of the kind of map, see :mod:`khot.kernels.threshold.kinds`.
         softness: The name of the scale in errors.
         check: Whether bad contents raise a ValueError.
     """
-    found, which = Link.find(link), KINDS[kind]
+    found, which = Link.find(link, q), KINDS[kind]
     a, reach = which.scores(x.double()), torch.full_like(scale, found.reach) * scale
     infinite = a.isinf()
     low = a.masked_fill(infinite, torch.inf).amin(-1) - reach
@@ -45,14 +46,18 @@ def threshold(
 
 
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y like x (..., n), and anchors and offsets; the arguments are those of :func:`threshold`.
 
     k and scale may be on the CPU for x elsewhere, if they expand one number.
     """
     k, scale = k.to(x.device), scale.to(x.device)
-    at, found, which = Threshold(*threshold(x, k, scale, link, kind, softness, check)), Link.find(link), KINDS[kind]
+    at, found, which = (
+        Threshold(*threshold(x, k, scale, link, q, kind, softness, check)),
+        Link.find(link, q),
+        KINDS[kind],
+    )
     a, t = which.scores(x.double()), at.anchor.unsqueeze(-1)
     z = (a - t) / which.scale(at.anchor, scale, found).unsqueeze(-1)
     y = found.log_value(z) if which.log else found.value(z)
@@ -63,10 +68,18 @@ def mask(
 
 
 def mask_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool
+    x: Tensor,
+    scale: Tensor,
+    anchor: Tensor,
+    offset: Tensor,
+    grad: Tensor,
+    link: int,
+    q: float,
+    kind: str,
+    with_scale: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in x's dtype, dL/dk and dL/ds, zeros if that is not wanted, from dL/dy."""
-    scale, found, which = scale.to(x.device), Link.find(link), KINDS[kind]
+    scale, found, which = scale.to(x.device), Link.find(link, q), KINDS[kind]
     a, sign = which.scores(x.double()), x.sign().double() if which.absolute else torch.ones_like(x.double())
     t, s = which.threshold(Threshold(anchor, offset), scale, found).unsqueeze(-1), scale.unsqueeze(-1)
     sigma = which.scale(t, s, found)
@@ -89,10 +102,10 @@ def mask_derivative(
 
 
 def threshold_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: int, q: float, kind: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in x's dtype, dL/dk and dL/ds from dL/d offset of the thresholds of masks; 0 if no slope holds one."""
-    found = Link.find(link)
+    found = Link.find(link, q)
     z = (x.double() - (anchor + offset * scale).unsqueeze(-1)) / scale.unsqueeze(-1)
     slope = found.slope(z)
     total = slope.sum(-1, keepdim=True)

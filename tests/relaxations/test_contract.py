@@ -453,7 +453,7 @@ def test_contract_of_odd_maps(case: RelaxationCase, check):
     check(case)
 
 
-# One of each operator; others have their links to themselves, which test_link_names compiles, and all else in common.
+# One of each operator; others have their links to themselves, and all else in common.
 COMPILED = [(case, USUAL) for case in (RELAXATIONS[0], RELAXATIONS[-2], *ODD_MAPS[::2])]
 COMPILED += [(RELAXATIONS[0], name) for name in BACKENDS if name != USUAL]
 

@@ -26,3 +26,7 @@ from .fenchel_young import fenchel_young_topk_loss
 from .neighbours import knn_loss
 
 __all__ = ["fenchel_young_topk_loss", "knn_loss", "topk_cross_entropy"]
+
+
+def __dir__() -> list[str]:
+    return __all__

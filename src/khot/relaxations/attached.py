@@ -42,9 +42,9 @@ class Setting(NamedTuple):
     softness: str
     shards: Shards | None = None
 
-    def arguments(self, x: Tensor, k: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor, str, str, str, bool]:
+    def arguments(self, x: Tensor, k: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor, int, float, str, str, bool]:
         """The arguments of an operator that finds thresholds, all constants."""
-        return x.detach(), k.detach(), s.detach(), self.link.key, self.kind.name, self.softness, checks_contents(x)
+        return x.detach(), k.detach(), s.detach(), *self.link.key, self.kind.name, self.softness, checks_contents(x)
 
 
 class _Values(Function):
@@ -66,7 +66,7 @@ class _Values(Function):
         setting: Setting = ctx.setting
         call = call_of(x, k, s, anchor, offset, grad)
         if not is_differentiated_again(call):
-            options = setting.link.key, setting.kind.name, ctx.needs_input_grad[2]
+            options = *setting.link.key, setting.kind.name, ctx.needs_input_grad[2]
             if setting.shards is None:
                 return *threshold.mask_derivative.within(call, x, s, anchor, offset, grad, *options), *(None,) * 4
             return *exact.mask_derivative_in_parts(x, s, anchor, offset, grad, *options, setting.shards), *(None,) * 4
@@ -98,7 +98,7 @@ class _Offset(Function):
         call = call_of(x, k, s, anchor, offset, grad)
         again = is_differentiated_again(call)
         if setting.shards is None and not again:
-            options = setting.link.key, setting.kind.name
+            options = *setting.link.key, setting.kind.name
             return *threshold.threshold_derivative.within(call, x, s, anchor, offset, grad, *options), *(None,) * 3
         if again:
             offset = offset_of(x, k, s, anchor, offset, setting, call=call)

@@ -5,14 +5,16 @@ operations that ONNX has. A plain call finds the values at once, with a gradient
 graphs, under transforms, on sharded rows) asks an operator for thresholds and attaches all derivatives.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from khot._torch_internals import is_exporting, mark_as_outside_graphs, outside_graphs
 from khot._validation import check_k, check_scores, check_softness, described
 from khot.kernels import threshold
-from khot.kernels.call import Call
+from khot.kernels.call import Call, call_of
 from khot.kernels.exact.rows import Threshold, in_rows_of, numbers_of_rows, with_an_item
 from khot.kernels.links.base import Link
 from khot.kernels.operators.autograd import wants_gradient
@@ -59,6 +61,9 @@ class ThresholdMap(NamedTuple):
         self._check(call, x, k, softness)
         if call.writes_onnx:
             return portable_mask(x, k, softness, self.link, self.kind)
+        if call.is_compiling and self.link.link_id is None:
+            found: Tensor = _outside_graphs(self._values, x, k, softness)
+            return found
         n, setting = x.shape[-1], Setting(self.link, self.kind, self.softness, call.shards)
         if call.is_plain and call.shards is None and not wants_gradient(k, softness):
             return of_scores(x, k, softness, setting)
@@ -82,6 +87,11 @@ class ThresholdMap(NamedTuple):
         self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Setting, int]:
         self._check(call, x, k, softness)
+        if call.is_compiling and self.link.link_id is None:
+            result: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Setting, int] = _outside_graphs(
+                self._threshold, x, k, softness
+            )
+            return result
         n, setting = x.shape[-1], Setting(self.link, self.kind, self.softness, call.shards)
         x, k, s = _tensors(call, x, k, softness, -torch.inf)
         arguments = setting.arguments(x, k, s)
@@ -98,6 +108,25 @@ class ThresholdMap(NamedTuple):
             batch, layouts = x.shape[:-1], call.reads_layouts
             check_k(k, x, batch, x.shape[-1], reads_layouts=layouts)
             check_softness(self.softness, softness, x, batch, reads_layouts=layouts)
+
+
+def _computed_eagerly(method: Callable[..., Any], x: Tensor, k: float | Tensor, softness: float | Tensor) -> Any:
+    return outside_graphs(lambda: method(call_of(x, k, softness), x, k, softness))
+
+
+_END_OF_GRAPH = mark_as_outside_graphs(
+    _computed_eagerly, "graphs contain links of khot only: without fullgraph=True this mask is computed eagerly"
+)
+
+
+def _outside_graphs(method: Callable[..., Any], x: Tensor, k: float | Tensor, softness: float | Tensor) -> Any:
+    """What a method of a map gives for a link that graphs cannot contain."""
+    if is_exporting():
+        raise ValueError(
+            "an exported program contains links of khot only, but the link of this mask is another one: export a mask "
+            "of khot, or a program for ONNX"
+        )
+    return _END_OF_GRAPH(method, x, k, softness)
 
 
 def _tensors(
@@ -147,8 +176,8 @@ def capped_simplex_map(
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
         k: Sum of the result, ``0 <= k <= n``.
         scale: Positive softness.
-        link: The link function. ``torch.compile`` accepts any link, made inside or outside of the compiled function; an
-            exported program needs one with a name, see :class:`Link`.
+        link: The link function. A compiled graph ends at a link of your own, and the mask is computed eagerly; an
+            exported program cannot have one, except for ONNX.
         dim: Axis of the ground set, or axes that together form one ground set.
 
     Returns:

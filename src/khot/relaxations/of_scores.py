@@ -66,7 +66,7 @@ class _OfScores(Function):
             if grad_x is not None:
                 return grad_x.to(x.dtype), None, None
         _, s, anchor, offset = found.of_rows(x)
-        options = link.key, kind.name, False
+        options = *link.key, kind.name, False
         return threshold.mask_derivative.within(call, x, s, anchor, offset, grad, *options)[0], None, None
 
 

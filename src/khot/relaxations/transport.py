@@ -20,12 +20,13 @@ from .sigmoid import log_sigmoid_topk
 MAP = ThresholdMap(LOGISTIC, "epsilon / 2", MASK)
 
 
-class _TwoAnchors(Link, name="two_anchors"):
+class _TwoAnchors(Link):
     """F(z) = 1 / (1 + exp(-2 z)), the link at scale epsilon, for code that needs its slope; the map uses the logistic.
 
     The difference of the two costs leaves exp(-2 x / epsilon).
     """
 
+    link_id = 5
     reach = Logistic.reach / 2
 
     def value(self, z: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ DRAWS_A_TASK = 64
 CLOSE_MEAN = 0.25  # largest distance of the expected number of ones from k; windows of a recursion need less than 1/2
 SURE = 1e-3  # P(B = k) above which fates that are rarer than everything that is left out do not count
 FAR = 200.0  # e^-100 is negligible compared with 1
-LOGISTIC_MASK = LOGISTIC.key, "mask", "temperature", False
+LOGISTIC_MASK = *LOGISTIC.key, "mask", "temperature", False
 
 
 def with_tilts(loop: Callable[[Tensor, Tensor, tuple[Any, Any], float], bool], logits: Tensor, k: Tensor) -> None:

@@ -6,16 +6,13 @@ computed by separate branches, because 1 - F(z) by subtraction has no digits lef
 """
 
 import math
-from abc import ABCMeta, abstractmethod
+from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-
-from khot._names import names_in_code
-
-from .names import find_link, name_of, register, remember
 
 LOG_2 = math.log(2)
 ONE_DEVIATION = tuple(0.5 * math.erfc(-d / math.sqrt(2)) for d in (-1, 0, 1))  # of the normal law, as probabilities
@@ -31,22 +28,7 @@ class Moments(NamedTuple):
 STEEP = 5  # factor by which a link multiplies the rounding of z
 
 
-class LinkType(ABCMeta):
-    """Takes the argument ``name`` of a class, which ABCMeta of Python 3.10 would use as the name of the class."""
-
-    def __new__(
-        mcls,
-        class_name: str,
-        bases: tuple[type, ...],
-        namespace: dict[str, Any],
-        /,
-        name: str | None = None,
-        **options: Any,
-    ) -> "LinkType":
-        return super().__new__(mcls, class_name, bases, namespace | {"given_name": name}, **options)
-
-
-class Link(metaclass=LinkType):
+class Link(ABC):
     r"""An increasing link F of a relaxed top-k mask, :math:`y_i = F((x_i - t)/s), \sum_i y_i = k`.
 
     A subclass provides four elementwise functions in differentiable torch operations; the engine provides the root, the
@@ -63,16 +45,15 @@ class Link(metaclass=LinkType):
         condition: For a compact link, a bound of z F'(z) / F(z) for F(z) < 1: how much F magnifies the rounding of z.
         moments: Mean and variance of F as a distribution function, only for the first guess; None if they do not exist
             or are unknown, in which case the guess uses quantiles.
-        number: What graphs call a link of this library; None for others, also for subclasses.
+        link_id: The number of a class of the library in operators; None for others, also for subclasses. A link of such
+            a class is determined by its ``q``, and never changes.
         kernel: The name of its pieces for fused loops, in the files beside that of its class, see
             :mod:`khot.kernels.links.base_triton` and :mod:`khot.kernels.links.base_numba`; None, also for subclasses,
             if it has none. Those of compact links have no logarithms.
         q: The parameter of the pieces, if they have one; for a compact link the same as ``condition``.
 
-    Links of one class are equal, and the same to compiled graphs, if their attributes are equal. To be part of an
-    exported program (``torch.export``) a link needs its own name, by which the process that loads the program finds the
-    class: ``class Cauchy(Link, name="mypackage.cauchy")``, in a module that is imported there, too. Its attributes must
-    be plain numbers, strings, None or tuples of these. A subclass does not inherit the name.
+    Compiled graphs and exported programs contain only links of the library, as numbers. A mask by another link ends a
+    graph of ``torch.compile``, and is computed eagerly.
 
     Example:
         >>> class Cauchy(Link):
@@ -88,13 +69,8 @@ class Link(metaclass=LinkType):
     condition: float = 1.0
     moments: Moments | None = None
     kernel: str | None = None
-    number: int | None = None
+    link_id: int | None = None
     q: float = 1.0
-    class_name: str
-    given_name: str | None
-    exportable: bool
-    has_slots: bool = False
-    known_names: tuple[str, ...] = ()
 
     @property
     def is_steep(self) -> bool:
@@ -103,36 +79,41 @@ class Link(metaclass=LinkType):
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        cls.kernel, cls.number = cls.__dict__.get("kernel"), cls.__dict__.get("number")
-        cls.has_slots = cls.has_slots or bool(cls.__dict__.get("__slots__"))
-        cls.known_names = names_in_code(cls)
-        register(cls, cls.given_name)
-
-    def __new__(cls, *args: object, **kwargs: object) -> "Link":
-        self = super().__new__(cls)
-        if not torch.compiler.is_compiling():
-            remember(self)
-        return self
+        cls.kernel, cls.link_id = cls.__dict__.get("kernel"), cls.__dict__.get("link_id")
+        if cls.link_id is not None:
+            _CLASSES[cls.link_id] = cls
 
     @property
-    def key(self) -> str:
-        """The name by which a graph refers to it, see :mod:`khot.kernels.links.names`."""
-        return name_of(self)
+    def key(self) -> tuple[int, float]:
+        """By which operators refer to it: its number and its parameter, or for a user's own link its address here."""
+        if self.link_id is not None:
+            return self.link_id, self.q
+        _OWN[id(self)] = self
+        return id(self), 1.0
 
     @staticmethod
-    def find(key: str) -> "Link":
-        """The link with this key, or one that equals it."""
-        return find_link(key)
+    def find(number: int, q: float) -> "Link":
+        """The link with this key.
+
+        Raises:
+            ValueError: If it was the key of a user's own link that no longer exists, or of another process.
+        """
+        link = _link_of_number(number, q) if number in _CLASSES else _OWN.get(number)
+        if link is None:
+            raise ValueError("this program contains a link that no longer exists, or that of another process")
+        return link
 
     def has_kernel(self, log: bool) -> bool:
         """Whether it has pieces for fused loops, of values or of logarithms."""
         return self.kernel is not None and not (log and self.compact)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Link) and self.key == other.key)
+        if self is other or self.link_id is None:
+            return self is other
+        return type(other) is type(self) and other.q == self.q
 
     def __hash__(self) -> int:
-        return hash(self.key)
+        return object.__hash__(self) if self.link_id is None else hash((self.link_id, self.q))
 
     @abstractmethod
     def value(self, z: Tensor) -> Tensor:
@@ -203,6 +184,18 @@ class Link(metaclass=LinkType):
         """log of the ratio of F' and the short tail, F below 0 and 1 - F above, for z far from 0."""
         tail = torch.where(z > 0, self.log_complement(z), self.log_value(z))
         return self.log_slope(z) - tail.clamp(min=math.log(torch.finfo(z.dtype).tiny))
+
+
+_CLASSES: dict[int, type[Link]] = {}
+_OWN: "WeakValueDictionary[int, Link]" = WeakValueDictionary()
+
+
+@lru_cache(maxsize=256)
+def _link_of_number(number: int, q: float) -> Link:
+    link = object.__new__(_CLASSES[number])
+    if q != link.q:
+        link.q = q
+    return link
 
 
 class SymmetricLink(Link):

@@ -9,10 +9,10 @@ from torch import Tensor
 from .base import Link, Moments
 
 
-class CappedExponential(Link, name="capped_exponential"):
+class CappedExponential(Link):
     """F(z) = min(1, exp z): compact above, exponential below."""
 
-    number = 4
+    link_id = 4
     compact = True
     reaches_zero = False
     reach = 800.0  # exp(-800) is 0 in double precision

@@ -10,25 +10,24 @@ import torch
 from torch import Tensor
 
 from .base import Link, Moments
-from .names import as_constant
 
 LARGEST_PRODUCT = 100  # largest exponent of a power that is computed by multiplications
 
 
-class ClippedPower(Link, name="clipped_power"):
+class ClippedPower(Link):
     r"""F(z) = clip(z, 0, 1)^q with q = 1 / (p - 1), the link of sparse top-k; for p = 2 it is linear between 0 and 1.
 
     Args:
         p: Exponent of the regulariser, 1 < p <= 2.
     """
 
-    number = 3
+    link_id = 3
     compact = True
     reach = 1.0
 
     def __init__(self, p: float) -> None:
         q = 1 / (p - 1)
-        self.q = round(q) if abs(q - round(q)) < 1e-12 * q else q  # p = 4/3 should give the integer 3
+        self.q = float(round(q)) if abs(q - round(q)) < 1e-12 * q else q  # p = 4/3 should give 3
 
     @property
     def condition(self) -> float:  # type: ignore[override]
@@ -72,5 +71,7 @@ _kept_clipped_power = lru_cache(maxsize=256)(ClippedPower)  # not more, as an an
 def clipped_power(p: float, is_compiling: bool | None = None) -> ClippedPower:
     """The link for this p; a caller may pass ``is_compiling`` if it knows whether the call is traced by a compiler."""
     if torch.compiler.is_compiling() if is_compiling is None else is_compiling:
-        return ClippedPower(as_constant(p))
+        return ClippedPower(
+            next(iter({p}))
+        )  # a number that is hashed is a constant of the graph, even if it was an input
     return _kept_clipped_power(p)

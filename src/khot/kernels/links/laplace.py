@@ -10,10 +10,10 @@ from torch import Tensor
 from .base import LOG_2, Moments, SymmetricLink
 
 
-class Laplace(SymmetricLink, name="laplace"):
+class Laplace(SymmetricLink):
     """F(z) = exp(z) / 2 for z <= 0 and 1 - exp(-z) / 2 above."""
 
-    number = 1
+    link_id = 1
     reach = 800.0
     moments = Moments(mean=0.0, variance=2.0)
     kernel = "laplace"

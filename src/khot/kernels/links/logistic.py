@@ -13,10 +13,10 @@ from torch import Tensor
 from .base import Link, Moments
 
 
-class Logistic(Link, name="logistic"):
+class Logistic(Link):
     """F(z) = 1 / (1 + exp(-z))."""
 
-    number = 0
+    link_id = 0
     reach = 800.0  # exp(-800) is 0 in double precision
     moments = Moments(mean=0.0, variance=math.pi**2 / 3)
     kernel = "logistic"

@@ -15,10 +15,10 @@ SQRT_HALF = math.sqrt(0.5)
 INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 
 
-class Normal(SymmetricLink, name="normal"):
+class Normal(SymmetricLink):
     """F(z) = erfc(-z / sqrt 2) / 2, the standard normal distribution function."""
 
-    number = 2
+    link_id = 2
     reach = 40.0  # erfc(40 / sqrt 2) is 0 in double precision
     moments = Moments(mean=0.0, variance=1.0)
 

@@ -54,14 +54,14 @@ def _has_kernels(x: Tensor, link: Link, kind: Kind) -> str | None:
     return "there are no kernels for odd maps" if kind.absolute else _has_loops(x, link, kind)
 
 
-def _asks(x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, *_: Any) -> tuple[Tensor, Link, Kind]:
-    return x, Link.find(link), KINDS[kind]
+def _asks(x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, *_: Any) -> tuple[Tensor, Link, Kind]:
+    return x, Link.find(link, q), KINDS[kind]
 
 
 def _derivative_asks(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, *_: Any
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: int, q: float, kind: str, *_: Any
 ) -> tuple[Tensor, Link, Kind]:
-    return x, Link.find(link), KINDS[kind]
+    return x, Link.find(link, q), KINDS[kind]
 
 
 def _has_offset_loop(x: Tensor, link: Link, kind: Kind) -> str | None:
@@ -115,8 +115,8 @@ def solve_threshold(
     """
     k, scale = (in_rows_of(x, v).detach() for v in (k, scale))
     if shards is None:
-        anchor, offset = threshold(x.detach(), k, scale, link.key, "mask", "scale", False)
+        anchor, offset = threshold(x.detach(), k, scale, *link.key, "mask", "scale", False)
     else:
         items = with_an_item(x.detach(), -torch.inf)
-        anchor, offset = exact.threshold_in_parts(items, k, scale, link.key, "mask", "scale", False, shards)
+        anchor, offset = exact.threshold_in_parts(items, k, scale, *link.key, "mask", "scale", False, shards)
     return anchor + offset * scale

@@ -97,7 +97,7 @@ def _bracket(rows: Rows, span: Span, width: Tensor) -> tuple[Tensor, Tensor, Ten
     for _ in range(WIDENINGS):
         low = (span.lowest - width * rows.softness - 4 * EPS * span.lowest.abs()).clamp(-largest, largest)
         high = (span.highest + width * rows.softness + 4 * EPS * span.highest.abs()).clamp(-largest, largest)
-        if rows.link.number is not None:
+        if rows.link.link_id is not None:
             break
         nothing = torch.zeros_like(low)
         at_low, at_high = (evaluate(rows, Threshold(end, nothing))[1] for end in (low, high))
@@ -193,7 +193,7 @@ def _leave_kink(rows: Rows, at: Threshold) -> tuple[Threshold, Tensor]:
     else:
         room = (0.5 * right - 0.5 * left) * (2 / rows.softness) - 1
         free, beyond = (count == rows.k) & (room >= 0), (0.5 * room).clamp(max=1)
-        if rows.link.number is None:  # a user's own, whose ends may lie elsewhere than at 0 and 1
+        if rows.link.link_id is None:  # a user's own, whose ends may lie elsewhere than at 0 and 1
             free &= (rows.link.value(-beyond) == 0) & (rows.link.complement(1 + room - beyond) == 0)
     return Threshold(torch.where(free, left, at.anchor), torch.where(free, beyond, at.offset)), free
 
@@ -216,7 +216,7 @@ def _at_the_ends(rows: Rows, span: Span, at: Threshold, none: Tensor, everything
 
 
 def threshold(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor]:
     """Anchor and offset of the threshold t = anchor + offset * sigma of each row of x (..., n).
 
@@ -224,16 +224,25 @@ def threshold(
         x: Scores.
         k: Sum, float64 of the batch shape, like the scale; for signed masks a bound of the sum.
         scale: Positive softness s; sigma is s, or s t^(p-1) for magnitudes.
-        link: Key of the link F.
+        link: The number of the link F, see :attr:`khot.kernels.links.base.Link.key`.
+        q: Its parameter.
         kind: Name of the kind of map, see :mod:`khot.kernels.threshold.kinds`.
         softness: The name of the scale in errors.
         check: Whether bad contents raise a ValueError.
     """
-    return threshold_in_parts(x, k, scale, link, kind, softness, check, None)
+    return threshold_in_parts(x, k, scale, link, q, kind, softness, check, None)
 
 
 def threshold_in_parts(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool, shards: Shards | None
+    x: Tensor,
+    k: Tensor,
+    scale: Tensor,
+    link: int,
+    q: float,
+    kind: str,
+    softness: str,
+    check: bool,
+    shards: Shards | None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`threshold` for one process's part of the rows, x (..., m); the result is the same on all of them."""
     batch, n = x.shape[:-1], x.shape[-1]
@@ -246,28 +255,36 @@ def threshold_in_parts(
     span = row_range(items, shards)
     if check:
         check_contents(x, k, scale, softness, which, span, shards)
-    rows = Rows(items, k, scale, Link.find(link), which, reductions(shards))
+    rows = Rows(items, k, scale, Link.find(link, q), which, reductions(shards))
     anchor, offset = solve(rows, span, compute_dtype(x))
     return anchor.reshape(batch), offset.reshape(batch)
 
 
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y like x (..., n), and anchors and offsets; the arguments are those of :func:`threshold`.
 
     k and scale may be on the CPU for x elsewhere, if they expand one number.
     """
-    return mask_in_parts(x, k, scale, link, kind, softness, check, None)
+    return mask_in_parts(x, k, scale, link, q, kind, softness, check, None)
 
 
 def mask_in_parts(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool, shards: Shards | None
+    x: Tensor,
+    k: Tensor,
+    scale: Tensor,
+    link: int,
+    q: float,
+    kind: str,
+    softness: str,
+    check: bool,
+    shards: Shards | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`mask` for one process's part of the rows."""
     scale = scale.to(x.device)
-    at = Threshold(*threshold_in_parts(x, k, scale, link, kind, softness, check, shards))
-    return values(x, scale, at, Link.find(link), KINDS[kind]), *at
+    at = Threshold(*threshold_in_parts(x, k, scale, link, q, kind, softness, check, shards))
+    return values(x, scale, at, Link.find(link, q), KINDS[kind]), *at
 
 
 def values(x: Tensor, scale: Tensor, at: Threshold, link: Link, kind: Kind) -> Tensor:
@@ -282,27 +299,35 @@ def values(x: Tensor, scale: Tensor, at: Threshold, link: Link, kind: Kind) -> T
 
 
 def mask_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool
+    x: Tensor,
+    scale: Tensor,
+    anchor: Tensor,
+    offset: Tensor,
+    grad: Tensor,
+    link: int,
+    q: float,
+    kind: str,
+    with_scale: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in x's dtype, dL/dk and dL/ds, zeros if that is not wanted, from dL/dy."""
-    return mask_derivative_in_parts(x, scale, anchor, offset, grad, link, kind, with_scale, None)
+    return mask_derivative_in_parts(x, scale, anchor, offset, grad, link, q, kind, with_scale, None)
 
 
 def mask_derivative_in_parts(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool,
-    shards: Shards | None,
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: int, q: float, kind: str,
+    with_scale: bool, shards: Shards | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """:func:`mask_derivative` for one process's part of the rows."""
     at, over = Threshold(anchor, offset), reductions(shards)
-    rows = MapRows.of(x, scale.to(x.device), at, Link.find(link), KINDS[kind], over)
+    rows = MapRows.of(x, scale.to(x.device), at, Link.find(link, q), KINDS[kind], over)
     grad_x, grad_k, grad_scale = derivative(rows, grad, None)
     return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale if with_scale else torch.zeros_like(grad_k)
 
 
 def threshold_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: int, q: float, kind: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in x's dtype, dL/dk and dL/ds from dL/d offset of the thresholds of masks; 0 if no slope holds one."""
-    rows = MapRows.of(x, scale.to(x.device), Threshold(anchor, offset), Link.find(link), KINDS[kind])
+    rows = MapRows.of(x, scale.to(x.device), Threshold(anchor, offset), Link.find(link, q), KINDS[kind])
     grad_x, grad_k, grad_scale = derivative(rows, None, grad)
     return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale

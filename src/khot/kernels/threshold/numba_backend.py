@@ -17,23 +17,23 @@ from .numba_loops import Loops, loops_of
 
 
 def threshold(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor]:
-    _, anchor, offset = _solve(x, k, scale, link, kind, softness, check, False)
+    _, anchor, offset = _solve(x, k, scale, link, q, kind, softness, check, False)
     return anchor, offset
 
 
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _solve(x, k, scale, link, kind, softness, check, True)
+    return _solve(x, k, scale, link, q, kind, softness, check, True)
 
 
 def _solve(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool, with_values: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool, with_values: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, empty without values, and the threshold."""
-    batch, found, items = x.shape[:-1], Link.find(link), _rows(x)
+    batch, found, items = x.shape[:-1], Link.find(link, q), _rows(x)
     rows, n = items.shape
     k, scale = _flat(k), _flat(scale)
     y = torch.empty_like(items) if with_values else items.new_empty((rows, 0))  # empty: address 0 writes no values
@@ -43,7 +43,7 @@ def _solve(
     if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *inputs, *results, link_numbers(found)):
         if check:  # for all rows, because errors contain row numbers
             check_contents(items, k, scale, softness, KINDS[kind], row_range(KINDS[kind].scores(items)))
-        some = items[left], k[left], scale[left], link, kind, softness, False
+        some = items[left], k[left], scale[left], link, q, kind, softness, False
         if with_values:
             y[left], at.anchor[left], at.offset[left] = exact.mask(*some)
         else:
@@ -52,9 +52,17 @@ def _solve(
 
 
 def mask_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool
+    x: Tensor,
+    scale: Tensor,
+    anchor: Tensor,
+    offset: Tensor,
+    grad: Tensor,
+    link: int,
+    q: float,
+    kind: str,
+    with_scale: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, found, items, cotangents = x.shape[:-1], Link.find(link), _rows(x), _rows(grad.to(compute_dtype(x)))
+    batch, found, items, cotangents = x.shape[:-1], Link.find(link, q), _rows(x), _rows(grad.to(compute_dtype(x)))
     rows, n = items.shape
     scale, at = _flat(scale), Threshold(_flat(anchor), _flat(offset))
     grad_x, grad_k, left = torch.empty_like(items), torch.empty_like(scale), scale.new_empty(rows, dtype=torch.bool)
@@ -64,14 +72,14 @@ def mask_derivative(
     arguments = _scores(items, KINDS[kind]), *place, cotangents.data_ptr(), results, left.data_ptr(), float(found.q)
     if over_rows(_loops(found, items, kind).derivative, rows, rows * n, n, *arguments):
         some = items[left], scale[left], at.anchor[left], at.offset[left], cotangents[left]
-        grad_x[left], grad_k[left], grad_scale[left] = exact.mask_derivative(*some, link, kind, with_scale)
+        grad_x[left], grad_k[left], grad_scale[left] = exact.mask_derivative(*some, link, q, kind, with_scale)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
 
 
 def threshold_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: int, q: float, kind: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, found, items = x.shape[:-1], Link.find(link), _rows(x)
+    batch, found, items = x.shape[:-1], Link.find(link, q), _rows(x)
     rows, n = items.shape
     given = tuple(_flat(v) for v in (scale, anchor, offset, grad))
     grad_x, grad_k, grad_scale = (torch.empty_like(v) for v in (items, given[0], given[0]))
@@ -81,7 +89,9 @@ def threshold_derivative(
     arguments = items.data_ptr(), at_scale, (at_anchor, at_offset), at_grad, results, left.data_ptr(), float(found.q)
     if over_rows(_loops(found, items, kind).threshold, rows, rows * n, n, *arguments):
         s, a, c, g = (v[left] for v in given)
-        grad_x[left], grad_k[left], grad_scale[left] = exact.threshold_derivative(items[left], s, a, c, g, link, kind)
+        grad_x[left], grad_k[left], grad_scale[left] = exact.threshold_derivative(
+            items[left], s, a, c, g, link, q, kind
+        )
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
 
 

@@ -251,6 +251,14 @@ def launch_backward(
 
 
 def mask_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool
+    x: Tensor,
+    scale: Tensor,
+    anchor: Tensor,
+    offset: Tensor,
+    grad: Tensor,
+    link: int,
+    q: float,
+    kind: str,
+    with_scale: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return launch_backward(x, scale, anchor, offset, grad, Link.find(link), kind, with_scale)
+    return launch_backward(x, scale, anchor, offset, grad, Link.find(link, q), kind, with_scale)

@@ -292,26 +292,26 @@ def _launch_steps(
 
 
 def threshold(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor]:
-    _, anchor, offset = _checked(x, k, scale, link, "threshold", softness, check)
+    _, anchor, offset = _checked(x, k, scale, link, q, "threshold", softness, check)
     return anchor, offset
 
 
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    y, anchor, offset = _checked(x, k, scale, link, kind, softness, check)
+    y, anchor, offset = _checked(x, k, scale, link, q, kind, softness, check)
     assert y is not None
     return y, anchor, offset
 
 
 def _checked(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    y, anchor, offset, flags = launch_forward(x, k, scale, Link.find(link), kind)
+    y, anchor, offset, flags = launch_forward(x, k, scale, Link.find(link, q), kind)
     if check and has_invalid(flags):
-        exact.threshold(x, k, scale, link, "mask", softness, True)  # raises the error
+        exact.threshold(x, k, scale, link, q, "mask", softness, True)  # raises the error
     return y, anchor, offset
 
 
