@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from khot import Pivotal, sparse_topk, sparse_topk_signed
+from khot import Pivotal, sparse_topk, sparse_topk_magnitude, sparse_topk_signed
 from khot.constraints import capped_simplex
 from tests.inputs import normal
 
@@ -69,3 +69,16 @@ def test_every_mask_is_in_the_capped_simplex(p, scale):
     logits = normal(4000, 50, dtype=torch.float32, scale=scale)
     design = Pivotal(logits=logits, k=5, relaxation=partial(sparse_topk, p=p), temperature=0.1, validate_args=True)
     assert capped_simplex(5).check(design.mean).all()
+
+
+@pytest.mark.parametrize("above_one", [1e-3, 1e-6, 1e-9])
+@pytest.mark.parametrize("function", [sparse_topk, sparse_topk_signed, sparse_topk_magnitude])
+def test_powers_so_steep_that_loops_have_no_digits_left(function, above_one):
+    x, g = (normal(100, 8, dtype=torch.float32, seed=seed) for seed in (0, 1))
+
+    def results(x):
+        x, k, s = (v.clone().requires_grad_() for v in (x, torch.tensor(2.5).double(), torch.tensor(1.0).double()))
+        y = function(x, k, s, p=1 + above_one)
+        return y.detach().double(), *(v.double() for v in torch.autograd.grad((y * g).sum(-1).mean(), (x, k, s)))
+
+    torch.testing.assert_close(results(x), results(x.double()), rtol=2 * EPS, atol=2 * EPS)

@@ -35,6 +35,9 @@ from .kinds import KINDS, MASK, Kind
 __all__ = ["mask", "mask_derivative", "plain", "solve_threshold", "threshold", "threshold_derivative"]
 
 
+STEEPEST = 256.0  # powers up to which loops compute; the rounding of their distances is magnified by so much
+
+
 def _like_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     anchor = x.new_empty(x.shape[:-1], dtype=torch.float64)
     return anchor, torch.empty_like(anchor)
@@ -45,6 +48,8 @@ def _like_x_and_rows(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _has_loops(x: Tensor, link: Link, kind: Kind) -> str | None:
+    if link.compact and link.condition > STEEPEST:
+        return f"a power of {link.condition:.3g} needs distances of more digits"
     if link.has_kernel(kind.log):
         return None
     return f"the link {type(link).__name__} has no loops" + (" of logarithms" if kind.log else "")
