@@ -32,14 +32,13 @@ OF_PROBS: dict[str, Callable[[Tensor], khot.SamplingDesign]] = {
     "Brewer": lambda p: khot.Brewer(probs=p, validate_args=False),
     "Systematic": lambda p: khot.Systematic(probs=p, validate_args=False),
     "ParetoSampling": lambda p: khot.ParetoSampling(probs=p, validate_args=False),
-    "SequentialPoisson": lambda p: khot.SequentialPoisson(probs=p, validate_args=False),
     "PhantomUnit(Pivotal)": lambda p: khot.PhantomUnit(khot.Pivotal, probs=0.99 * p, validate_args=False),
 }
 OF_LOGITS: dict[str, Callable[[Tensor, int], khot.SamplingDesign]] = {
     "ConditionalPoisson": lambda t, k: ConditionalPoisson(logits=t, k=k, validate_args=False),
     "GumbelTopK": lambda t, k: khot.GumbelTopK(logits=t, k=k, validate_args=False),
 }
-ORDER_SAMPLING = ("ParetoSampling", "SequentialPoisson", "GumbelTopK")
+ORDER_SAMPLING = ("ParetoSampling", "GumbelTopK")
 SERIES_ENDS = {"seconds": 0.3, "elements": 2 * 10**6}
 
 

@@ -28,7 +28,7 @@ DRAWS, FEATURES = 2, 8
 REFUSALS = (TypeError, ValueError, NotImplementedError)
 FEW_ROWS = 8  # where a full batch takes long in every regime
 ON_FEW_ROWS = {
-    "soft_permutation", "sorted_transport_topk", "isotonic_lp", "Brewer", "ParetoSampling exact", "SequentialPoisson",
+    "soft_permutation", "sorted_transport_topk", "isotonic_lp", "Brewer", "ParetoSampling exact",
 }  # fmt: skip
 
 
@@ -144,7 +144,6 @@ DESIGNS: dict[str, Operation] = {
     "Pivotal random": drawn(Pivotal, has_log_prob=False),
     "ParetoSampling": drawn(khot.ParetoSampling),
     "ParetoSampling exact": drawn(partial(khot.ParetoSampling, adjust="exact")),
-    "SequentialPoisson": drawn(khot.SequentialPoisson),
     "GumbelTopK": drawn(khot.GumbelTopK),
     "PlackettLuce": ranked,
     "RelaxedKHot": drawn(partial(khot.RelaxedKHot, 0.5)),

@@ -181,12 +181,6 @@ def pareto_exact(design: SamplingDesign, support: Tensor) -> Tensor:
     return pareto_pmf(scipy.optimize.root(excess, scipy.special.logit(p), tol=1e-13).x, support)
 
 
-def sequential_poisson(design: SamplingDesign, support: Tensor) -> Tensor:
-    """Between the times at which a probability reaches 1, polynomials of the time."""
-    p = design.probs.detach().numpy()
-    return order_sampling_pmf(lambda t: np.minimum(1, p * t), lambda t: p * (p * t < 1), [0.0, *sorted(1 / p)], support)
-
-
 def gumbel_topk(design: SamplingDesign, support: Tensor) -> Tensor:
     """Successive sampling by its definition: sums over all orders of drawing."""
 

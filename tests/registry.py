@@ -52,7 +52,6 @@ from khot.distributions import (
     RelaxedKHotStraightThrough,
     Sampford,
     SamplingDesign,
-    SequentialPoisson,
     Systematic,
     horvitz_thompson,
 )
@@ -161,7 +160,6 @@ DESIGNS = [
     DesignCase("pareto", ParetoSampling, reference.pareto, exact_probs=False),
     DesignCase("pareto_exact", partial(ParetoSampling, adjust="exact"), reference.pareto_exact, slow=True),
     DesignCase("pareto_plain", partial(ParetoSampling, adjust=None), reference.pareto_plain, exact_probs=False),
-    DesignCase("sequential_poisson", SequentialPoisson, reference.sequential_poisson, exact_probs=False, long_row=100),
     DesignCase("gumbel_topk", GumbelTopK, reference.gumbel_topk, long_row=200),
 ]
 # Of a size of its own, so that not all of the contract holds; ``k`` is ignored.

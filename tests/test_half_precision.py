@@ -20,7 +20,6 @@ from khot import (
     Pivotal,
     RelaxedKHot,
     Sampford,
-    SequentialPoisson,
     horvitz_thompson,
     perturbed_topk,
     score_function,
@@ -230,7 +229,7 @@ def test_divergences(dtype):
 
 
 @in_half_types
-@pytest.mark.parametrize("make", [Sampford, ParetoSampling, SequentialPoisson])
+@pytest.mark.parametrize("make", [Sampford, ParetoSampling])
 def test_totals(make, dtype):
     design, twin = make(logits=LOGITS.to(dtype), k=3), make(logits=LOGITS.to(dtype).float(), k=3)
     value = design.sample((5,))

@@ -459,7 +459,7 @@ khot.sorted_transport_topk(x, 2).square().sum().backward()
 FIRST_DESIGNS = """
 import khot
 members = [khot.Brewer, khot.ConditionalPoisson, khot.GumbelTopK, khot.ParetoSampling, khot.Pivotal, khot.Sampford]
-for member in (*members, khot.SequentialPoisson, khot.Systematic):
+for member in (*members, khot.Systematic):
     design = khot.StraightThrough(member(logits=x, k=torch.tensor([2]), validate_args=True), "none")
     value = design.rsample()
     (design.log_prob(value) + value.square().sum(-1)).sum().backward()

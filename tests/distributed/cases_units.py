@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import khot
-from khot.distributions import ConditionalPoisson, GumbelTopK, ParetoSampling, SequentialPoisson
+from khot.distributions import ConditionalPoisson, GumbelTopK, ParetoSampling
 from khot.kernels import backend
 from tests.distributed.group import case
 from tests.distributed.spread import P, R, S, masked, spread
@@ -26,7 +26,7 @@ def draws_of_cut_rows_are_those_of_whole_ones():
     """In the kernels' arithmetic and in that of plain torch; k is the same in all rows, or each has its own."""
     cases = [(GumbelTopK, n, where) for n, where in itertools.product((7, 10), CUT_IN_TWO + CUT_IN_FOUR)]
     cases += [(GumbelTopK, 1000, CUT_IN_FOUR[0]), (ParetoSampling, 10, CUT_IN_TWO[0]), (ParetoSampling, 7, [S(2)])]
-    for design_class, n, placements in [*cases, (SequentialPoisson, 10, [S(2)])]:
+    for design_class, n, placements in cases:
         k = 2 if placements == [S(2)] else torch.tensor([[1, 2], [n, 3], [0, n - 1]])
         one, cut = (design_class(logits=spread(masked(n), where), k=k) for where in ([R], placements))
         x = draws(one)
@@ -42,7 +42,7 @@ def draws_of_cut_rows_are_those_of_whole_ones():
 def draws_of_cut_probabilities():
     probs = khot.sigmoid_topk(normal(3, 9), 3)
     probs[0] = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0, 1])
-    for design_class in (ParetoSampling, partial(ParetoSampling, adjust="exact"), SequentialPoisson, GumbelTopK):
+    for design_class in (ParetoSampling, partial(ParetoSampling, adjust="exact"), GumbelTopK):
         one, cut = (design_class(probs=spread(probs, where)) for where in ([R], [S(1)]))
         assert torch.equal(draws(cut), draws(one)) and torch.equal(cut.k.full_tensor(), one.k.full_tensor())
 
@@ -51,7 +51,7 @@ def draws_of_cut_probabilities():
 def bad_cut_designs_raise_on_all_ranks():
     logits, probs = normal(4, 9), khot.sigmoid_topk(normal(4, 9), 3)
     logits[1, 0], probs[2, 8] = torch.nan, 0.0
-    for design_class in (GumbelTopK, ParetoSampling, SequentialPoisson):
+    for design_class in (GumbelTopK, ParetoSampling):
         with pytest.raises(ValueError, match="logits"):
             design_class(logits=spread(logits, [S(1)]), k=2)
         with pytest.raises(ValueError, match="each row of `probs` must lie"):

@@ -12,7 +12,6 @@ from khot import (
     Pivotal,
     RelaxedKHot,
     Sampford,
-    SequentialPoisson,
     StraightThrough,
     Systematic,
     _torch_internals,
@@ -92,12 +91,12 @@ def test_a_sum_that_fits_several_sizes_needs_one():
     for case in DESIGNS:
         with pytest.raises(ValueError, match="`k` must be given with `probs` in torch.float32.*pass k=.*float64"):
             case.make(probs=probs, validate_args=False)
-    assert (SequentialPoisson(probs=probs.double().mul(k / probs.sum(dtype=torch.float64))).k == k).all()
-    assert (SequentialPoisson(probs=torch.full((n,), 1e5 / n)).k == 100_000).all()
+    assert (Sampford(probs=probs.double().mul(k / probs.sum(dtype=torch.float64))).k == k).all()
+    assert (Sampford(probs=torch.full((n,), 1e5 / n)).k == 100_000).all()
     for order in ("fixed", "random"):  # the other designs draw k in any case
         assert Systematic(probs=probs, k=k, order=order, validate_args=True).sample().sum(dtype=torch.float64) == k
     with pytest.raises(ValueError, match="sum to its integer k"):
-        SequentialPoisson(probs=probs, k=k - 3, validate_args=True)
+        Sampford(probs=probs, k=k - 3, validate_args=True)
 
 
 def test_rsample_says_what_to_do():
@@ -143,7 +142,7 @@ def test_a_design_says_what_it_was_made_from(given):
     assert rows.size.tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("make", [Brewer, ParetoSampling, SequentialPoisson, GumbelTopK, Sampford])
+@pytest.mark.parametrize("make", [Brewer, ParetoSampling, GumbelTopK, Sampford])
 def test_enumerated_results_do_not_depend_on_what_was_asked_before(make):
     """In single precision: covariances are differences of what is not rounded yet, in whatever order they come."""
     logits = 8 * normal(6, seed=1).float()

@@ -14,7 +14,6 @@ from khot import (
     PhantomUnit,
     Pivotal,
     Sampford,
-    SequentialPoisson,
     Systematic,
     horvitz_thompson,
 )
@@ -221,7 +220,7 @@ def test_units_that_were_not_drawn_may_be_missing():
     assert grad.isfinite().all()
 
 
-@pytest.mark.parametrize("design_class", [Brewer, ParetoSampling, SequentialPoisson, GumbelTopK])
+@pytest.mark.parametrize("design_class", [Brewer, ParetoSampling, GumbelTopK])
 def test_variance_is_approximated_where_subsets_are_too_many(design_class, monkeypatch):
     """With many units the two are close; with few, who calls is warned once."""
     probs = torch.full((12,), 0.25, dtype=torch.float64) + 0.02 * normal(12, seed=2)

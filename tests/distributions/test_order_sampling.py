@@ -1,4 +1,4 @@
-"""Pareto, Gumbel top-k and sequential Poisson: reference values, special cases, extremes, goodness of fit."""
+"""Pareto sampling and Gumbel top-k: reference values, special cases, extremes, goodness of fit."""
 
 import itertools
 import math
@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, Sampford, SequentialPoisson
+from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, Sampford
 from tests import gof
 from tests.backends import BACKENDS
 from tests.oracle import cases, tensor
@@ -55,11 +55,6 @@ def test_gumbel_topk_oracle(case):
         torch.testing.assert_close(grad, tensor(case["grad0_theta"]), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("case", cases("sequential_poisson"))
-def test_sequential_poisson_oracle(case):
-    check_oracle(SequentialPoisson(probs=tensor(case["lam"])), case)
-
-
 @pytest.mark.parametrize("scale", [1.0, 50.0])
 def test_gumbel_top_1_is_categorical(scale):
     logits = scale * torch.randn(3, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -73,7 +68,7 @@ def test_gumbel_top_1_is_categorical(scale):
 
 
 def test_one_unit():
-    for make in (ParetoSampling, GumbelTopK, SequentialPoisson):
+    for make in (ParetoSampling, GumbelTopK):
         for k in (0, 1):
             design = make(logits=torch.tensor([[0.3], [-2.0]]), k=k)
             assert torch.equal(design.sample(), torch.full((2, 1), float(k)))
@@ -114,7 +109,7 @@ def test_gumbel_topk_with_infinite_logits():
             GumbelTopK(logits=logits, k=k, validate_args=True)
 
 
-@pytest.mark.parametrize("make", [ParetoSampling, GumbelTopK, SequentialPoisson])
+@pytest.mark.parametrize("make", [ParetoSampling, GumbelTopK])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_low_precision(make, dtype):
     design = make(logits=torch.linspace(-8, 8, 40, dtype=dtype), k=7)
@@ -124,7 +119,7 @@ def test_low_precision(make, dtype):
     gof.check_k_hot(draws, 7)
 
 
-@pytest.mark.parametrize("make", [ParetoSampling, GumbelTopK, SequentialPoisson])
+@pytest.mark.parametrize("make", [ParetoSampling, GumbelTopK])
 @pytest.mark.slow
 def test_long_row(make):
     torch.manual_seed(0)
@@ -136,7 +131,7 @@ def test_long_row(make):
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("make", [ParetoSampling, GumbelTopK, SequentialPoisson])
+@pytest.mark.parametrize("make", [ParetoSampling, GumbelTopK])
 def test_sample_indices_are_those_of_sample(make):
     design = make(logits=torch.randn(3, 9, generator=torch.Generator().manual_seed(0)), k=4)
     torch.manual_seed(1)
@@ -171,7 +166,6 @@ def test_goodness_of_fit_at_a_million_draws(dtype, cpu_backend):
     designs = [
         ParetoSampling(probs=probs.to(dtype), adjust="exact"),
         ParetoSampling(probs=probs.to(dtype)),
-        SequentialPoisson(probs=probs.to(dtype)),
         GumbelTopK(probs=probs.to(dtype)),
     ]
     support = ParetoSampling(probs=probs).enumerate_support()

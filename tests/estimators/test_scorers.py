@@ -14,7 +14,6 @@ from khot import (
     Pivotal,
     Sampford,
     SamplingDesign,
-    SequentialPoisson,
     StraightThrough,
     sigmoid_topk,
 )
@@ -129,7 +128,7 @@ def test_nothing_is_solved_for_to_compare(monkeypatch):
 
 def test_gradients_reach_the_design_as_before():
     """The comparison leaves nothing without its graph that the design keeps for later."""
-    for make in (ConditionalPoisson, GumbelTopK, SequentialPoisson):
+    for make in (ConditionalPoisson, GumbelTopK):
         logits = LOGITS.clone().requires_grad_()
         with torch.no_grad():
             scorer = ConditionalPoisson(probs=make(logits=logits, k=2).mean)

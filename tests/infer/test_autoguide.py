@@ -21,7 +21,6 @@ from khot import (
     Pivotal,
     ReinMax,
     Sampford,
-    SequentialPoisson,
     StraightThrough,
     Systematic,
 )
@@ -301,7 +300,7 @@ def test_draws_have_the_dtype_of_the_site(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("design", [Brewer, GumbelTopK, ParetoSampling, Pivotal, Sampford, SequentialPoisson])
+@pytest.mark.parametrize("design", [Brewer, GumbelTopK, ParetoSampling, Pivotal, Sampford])
 def test_priors_in_half_types_have_rounded_inclusion_probabilities(design, dtype):
     """Whose sum is not the size, so the start is computed from those before rounding."""
     prior = design(logits=normal(50, 9).to(dtype), k=3)

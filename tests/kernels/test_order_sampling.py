@@ -13,9 +13,8 @@ from khot.relaxations import sigmoid_topk
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
 
-NOISES = {"logistic": noises.LOGISTIC, "log_exponential": noises.LOG_EXPONENTIAL, "log_uniform": noises.LOG_UNIFORM}
+NOISES = {"logistic": noises.LOGISTIC, "log_exponential": noises.LOG_EXPONENTIAL}
 every_noise = pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
-smooth_noise = pytest.mark.parametrize("noise", [noises.LOGISTIC, noises.LOG_EXPONENTIAL], ids=list(NOISES)[:2])
 SIZES = [(2, 1), (6, 1), (6, 3), (6, 5), (60, 1), (60, 30), (60, 59)]
 
 
@@ -65,14 +64,6 @@ def test_successive_sampling_against_its_recursion(scale):
     )
 
 
-@pytest.mark.parametrize("ratio", [1.0, 0.3, 1e-6, 1e-100])
-def test_two_uniform_ranks(ratio):
-    theta = torch.tensor([0.0, math.log(ratio)], dtype=torch.float64)
-    log_prob = kernel.log_prob(noises.LOG_UNIFORM, theta, 1, torch.eye(2, dtype=torch.float64))
-    expected = torch.tensor([1 - ratio / 2, ratio / 2], dtype=torch.float64).log()
-    torch.testing.assert_close(log_prob, expected, rtol=1e-13, atol=1e-13)
-
-
 @pytest.mark.parametrize("gap", [0.1, 1.0, 10.0, 300.0])
 def test_two_logistic_ranks(gap):
     """P(the lower position is first), for a difference of two logistic variables, has a closed form."""
@@ -106,24 +97,7 @@ def test_probabilities_add_up_by_themselves(noise, scale):
         assert (out.sum(-1) - (n - k)).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("scale", [1.0, 8.0, 50.0])
-@pytest.mark.parametrize(("n", "k"), [(2, 1), (7, 3), (16, 15), (31, 2), (32, 16)])
-def test_short_rows_of_uniform_noise_need_no_search(n, k, scale, monkeypatch):
-    """The rule that is exact for polynomials gives what pieces within the range of the integrand give."""
-    theta, value = random_positions(2, n, scale=scale), random_positions(5, 1, n).argsort(-1).lt(k).double()
-
-    def found():
-        log_prob = kernel.log_prob(noises.LOG_UNIFORM, theta, k, value)
-        return log_prob, kernel.inclusion_probabilities(noises.LOG_UNIFORM, theta, k)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(kernel, "EXACT_UNITS", 0)
-        expected = found()
-    monkeypatch.setattr(kernel, "integration_range", None)
-    torch.testing.assert_close(found(), expected, rtol=1e-11, atol=1e-12)
-
-
-@smooth_noise
+@every_noise
 @pytest.mark.parametrize(
     "k", [1, pytest.param(10, marks=pytest.mark.slow), 500, pytest.param(999, marks=pytest.mark.slow)]
 )
@@ -138,8 +112,6 @@ def test_long_rows_add_up(noise, k):
 @every_noise
 def test_far_positions(noise):
     theta = [[0.0, 1e5, -1e5, 2e5], [1e300, -1e300, 0.0, 1.0], [1e-300, 0.0, -1e-300, 5e-324]]
-    if not noise.smooth:  # logarithms of probabilities are no larger
-        theta[1] = [0.0, -740.0, -1e-300, -300.0]
     theta = torch.tensor(theta, dtype=torch.float64, requires_grad=True)
     for result in (
         kernel.inclusion_probabilities(noise, theta, 2),
@@ -181,7 +153,6 @@ def test_derivatives_to_second_order(noise):
 
 @every_noise
 def test_derivatives_at_ties(noise):
-    """At this point the second derivative of a uniform variable jumps, and the first does not."""
     theta = torch.tensor([0.3, -0.5, 0.3, -1.0, 0.3, -1.0], dtype=torch.float64, requires_grad=True)
     value = k_hot(6, 3)[[0, 3, 8, 11, 17]]
     assert torch.autograd.gradcheck(lambda t: kernel.log_prob(noise, t, 3, value), theta)
@@ -219,7 +190,7 @@ def test_slabs_change_nothing(noise, monkeypatch):
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-14)
 
 
-@smooth_noise
+@every_noise
 @pytest.mark.parametrize(("n", "k", "scale"), [(2, 1, 1.0), (5, 2, 10.0), (20, 7, 40.0), (20, 19, 3.0), (100, 1, 3.0)])
 @pytest.mark.slow
 def test_solved_positions(noise, n, k, scale):
@@ -228,7 +199,7 @@ def test_solved_positions(noise, n, k, scale):
     torch.testing.assert_close(kernel.inclusion_probabilities(noise, theta, k), probs, rtol=1e-9, atol=1e-13)
 
 
-@smooth_noise
+@every_noise
 def test_solved_positions_of_certain_units(noise):
     probs = torch.tensor([0.0, 0.3, 1.0, 0.7, 1.0], dtype=torch.float64, requires_grad=True)
     theta = kernel.solve_positions(noise, probs, 3)

@@ -11,7 +11,6 @@ from .pivotal import Pivotal
 from .plackett_luce import PlackettLuce
 from .relaxed_khot import RelaxedKHot, RelaxedKHotStraightThrough
 from .sampford import Sampford
-from .sequential_poisson import SequentialPoisson
 from .systematic import Systematic
 from .totals import horvitz_thompson
 
@@ -27,7 +26,6 @@ __all__ = [
     "RelaxedKHotStraightThrough",
     "Sampford",
     "SamplingDesign",
-    "SequentialPoisson",
     "Systematic",
     "horvitz_thompson",
 ]

@@ -1,4 +1,4 @@
-"""Order sampling: takes the first k units in a random order. The base of three designs."""
+"""Order sampling: takes the first k units in a random order. The base of two designs."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,6 @@ from khot._distributed.shards import Shards, shards_of_rows, spread_over
 from khot._torch_internals import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_sampling
-from khot.kernels.exact.small_numbers import constant_if_tiny
 from khot.kernels.order_sampling import depth_for
 from khot.kernels.order_sampling.noises import LOGISTIC, Noise
 from khot.kernels.random_numbers.philox import draw_seed, first_place
@@ -53,8 +52,8 @@ class OrderSampling(SamplingDesign):
     that matter are more than 300 apart, as those of the least probable sets are. Elsewhere the integrals hold all units
     at all nodes of the quadrature, 80 or more, in several float64 numbers each: up to 20 KB per unit if gradients are
     needed. On a CPU without numba some rows are processed at a time, so that this is 150 MB, or one row.
-    On an accelerator an integral and its gradient take at most 40 launches each for smooth noise, rows of one k that
-    are neither many nor long, and positions that are finite and at most 160 apart; otherwise several hundred.
+    On an accelerator an integral and its gradient take at most 40 launches each for rows of one k that are neither
+    many nor long, and positions that are finite and at most 160 apart; otherwise several hundred.
     """
 
     _noise: ClassVar[Noise]
@@ -148,8 +147,8 @@ class OrderSampling(SamplingDesign):
         if self.spread is None or not self.spread.is_cut or not self._positions_of_parts():
             return False
         if member in ("mean", "probs") and self._integrates(member):
-            return self._noise.smooth and self._has_spread
-        return member in ("sample", "mode", "mean", "probs") or (member == "log_prob" and self._noise.smooth)
+            return self._has_spread
+        return member in ("sample", "mode", "mean", "probs", "log_prob")
 
     def _positions_of_parts(self) -> bool:
         """Whether each process can compute the positions of its units without those of other units."""
@@ -197,14 +196,3 @@ class OrderSampling(SamplingDesign):
 def _shards() -> Shards | None:
     """The processes that hold the other parts of the rows, if they are sharded."""
     return None if torch.compiler.is_compiling() else shards_of_rows()
-
-
-def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Which probabilities are neither 0 nor 1, and these in float64 with 1/2 in place of the others."""
-    interior = (probs > 0) & (probs < 1)
-    return interior, constant_if_tiny(probs.double()).masked_fill(~interior, 0.5)
-
-
-def with_certain(positions: Tensor, interior: Tensor, probs: Tensor) -> Tensor:
-    """The positions of interior units; infinite for units of probability 0 and 1."""
-    return torch.where(interior, positions, torch.where(probs > 0.5, torch.inf, -torch.inf))

@@ -29,8 +29,8 @@ class PhantomUnit(SamplingDesign):
 
     .. math:: P(|x| = k) = 1 - (\kappa - k), \qquad P(|x| = k + 1) = \kappa - k,
 
-    if the inclusion probabilities of the wrapped design are exact. Those of :class:`~khot.SequentialPoisson`, and those
-    of :class:`~khot.ParetoSampling` unless ``adjust="exact"``, are only close to :math:`\pi`. So is the phantom's, and
+    if the inclusion probabilities of the wrapped design are exact. Those of :class:`~khot.ParetoSampling` unless
+    ``adjust="exact"`` are only close to :math:`\pi`. So is the phantom's, and
     :math:`P(|x| = k)` is the wrapped design's ``wrapped.mean[..., -1]``.
 
     The size is learned together with :math:`\pi`. A row whose sum is an integer, up to rounding, has the wrapped

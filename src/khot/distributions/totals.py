@@ -35,8 +35,8 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
         B = \frac{\sum_{i \in S} (1 - \pi_i)\,y_i / \pi_i}{\sum_{i \in S} (1 - \pi_i)}
 
     It is too large if a design spreads its draws over an order that y follows, and NaN for m = 1. Its first use on a
-    class of designs for fewer than 30 units raises a warning. :class:`Brewer` (up to k = 10), :class:`GumbelTopK`,
-    :class:`ParetoSampling` and :class:`SequentialPoisson` have an exact V by enumeration of up to 1,000,000 subsets.
+    class of designs for fewer than 30 units raises a warning. :class:`Brewer` (up to k = 10), :class:`GumbelTopK`
+    and :class:`ParetoSampling` have an exact V by enumeration of up to 1,000,000 subsets.
 
     Differentiable in ``y``, and in the parameter of the design if its inclusion probabilities and pairs are.
 

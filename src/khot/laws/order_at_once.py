@@ -1,4 +1,4 @@
-r"""Order sampling of ordinary rows in at most 40 large operations, as accelerators need it: log P(S), for smooth noise.
+r"""Order sampling of ordinary rows in at most 40 large operations, as accelerators need it: log P(S).
 
 With M the units of the k largest positions, and for logistic noise,
 

@@ -13,10 +13,8 @@ of the others; integration by parts gives
 
 in which all terms are positive, and likewise :math:`1 - \pi_i` with 1 - F and 1 - m in place of F and m.
 
-For smooth noise the rule is the trapezoidal one, which converges exponentially, over a range that is found by trial and
-is a constant to autograd. For a uniform variable the integrand is a polynomial of :math:`t = e^s`, of degree at most n,
-between the times at which one more unit has certainly arrived. In short rows Gauss' rule between those times is exact;
-in long ones it is applied to smaller pieces of the range. The sum over the nodes is differentiable to any order.
+The rule is the trapezoidal one, which converges exponentially, over a range that is found by trial and is a constant to
+autograd. The sum over the nodes is differentiable to any order.
 
 All functions take positions ``(*batch, n)`` and k, an int or an integer tensor that broadcasts with the batch shape,
 and return float64. A position of ``inf`` includes its unit, and ``-inf`` excludes it. Arguments are not checked here.
@@ -39,7 +37,7 @@ from khot._contents import can_look, has_contents
 from khot._tracing import broadcast_shapes
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.exact.rows import number_on
-from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
+from khot.kernels.operators.autograd import has_derivative
 from khot.kernels.operators.differentiable import differentiable_operator
 from khot.kernels.order_sampling import EXACT, integrals
 from khot.kernels.order_sampling.derivatives import fused_inclusion, fused_log_prob
@@ -50,14 +48,12 @@ from . import order_at_once, order_inclusion_at_once
 from .conditional_poisson import count_law
 from .inverse import solve_logits
 from .inverse_newton import Family, register_family
-from .quadrature import gauss, integration_range, trapezoidal
+from .quadrature import integration_range, trapezoidal
 
-EXACT_UNITS = 32  # length of the longest row in which Gauss' rule for a uniform variable is exact
 MARGIN = 60.0  # beyond this distance from all positions the integrand vanishes
 MAX_ELEMENTS = 2**18  # positions times nodes processed at a time, which bounds the memory
 FAR = 1000.0  # e^-1000 is 0
 UNDERFLOW = 1e-300
-APART = 1e-10  # kinks at least this far apart have nodes between them
 TINY_LOG_ODDS = -37.0  # of probabilities p with log(1 - p) = -p
 
 
@@ -86,19 +82,7 @@ class _Range(NamedTuple):
 
     low: Tensor
     high: Tensor
-    end: Tensor  # the end of the integral if it is a kink, whose derivative matters
     excess: Tensor | None = None  # length of a gap that is left out, except for FAR of it
-
-
-def _nodes(
-    noise: Noise, theta: Tensor, log_integrand: Callable[[Tensor], Tensor], around: _Range, slab: int
-) -> tuple[Tensor, Tensor]:
-    """Nodes and weights; both ``(nodes, *low.shape)``."""
-    n = theta.shape[-1]
-    if not noise.smooth and n <= EXACT_UNITS:
-        return gauss(-theta, around.low, around.high, around.end, points=n // 2 + 1)
-    low, high = integration_range(log_integrand, around.low, around.high, slab, 1 if noise.smooth else 3)
-    return trapezoidal(low, high) if noise.smooth else gauss(-theta, low, high, around.end)
 
 
 def is_fused(theta: Tensor) -> bool:
@@ -156,10 +140,10 @@ def _log_prob_in_torch(theta: Tensor, k: int | Tensor, value: Tensor, noise: str
 
     def log_integrand(s: Tensor) -> Tensor:
         law = law_of.law(s[..., None] + near)
-        rate = ((value * law.ahead) if law_of.smooth else (missing * law.behind)).sum(-1).clamp(min=UNDERFLOW)
+        rate = (value * law.ahead).sum(-1).clamp(min=UNDERFLOW)
         return (value * law.log_cdf + missing * law.log_sf).sum(-1) + rate.log()
 
-    s, weight = _nodes(law_of, near, log_integrand, around, slab)
+    s, weight = trapezoidal(*integration_range(log_integrand, around.low, around.high, slab))
     if around.excess is not None:  # a gap in which the integrand is flat
         s, weight = (torch.cat((v, w[None])) for v, w in ((s, around.high / 2), (weight, around.excess)))
     log_values = torch.cat([log_integrand(part) for part in s.split(slab)])
@@ -189,17 +173,13 @@ def _seen_from_the_peak(noise: Noise, rows: _Rows, value: Tensor, missing: Tenso
     if noise is not LOGISTIC:
         reference = torch.maximum(last, best)[..., None]
         away = (torch.where(inside | outside, rows.theta, reference) - reference).clamp(-largest, largest)
-        low, high = torch.full_like(last, -margin), torch.full_like(last, margin)
-        if noise.smooth:
-            return away, _Range(low, high, high)
-        end = (-away).masked_fill(~outside, torch.inf).amin(-1)
-        return away, _Range(low - away.detach().amax(-1), end.detach(), end)
+        return away, _Range(torch.full_like(last, -margin), torch.full_like(last, margin))
     inner, outer = _around_threshold(theta, rows.k)
     away = torch.where(inside | outside, _without_gap(rows.theta, inner, outer), 0.0).clamp(-largest, largest)
     gap = (inner - outer).clamp(max=largest).squeeze(-1)
     flat = last < inner.squeeze(-1)
     high = torch.where(flat, gap.clamp(max=FAR), 0.0) + margin
-    return away, _Range(torch.full_like(high, -margin), high, high, torch.where(flat, (gap - FAR).clamp(min=0.0), 0.0))
+    return away, _Range(torch.full_like(high, -margin), high, torch.where(flat, (gap - FAR).clamp(min=0.0), 0.0))
 
 
 def _around_threshold(theta: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,27 +202,6 @@ def _without_far_gaps(theta: Tensor, k: Tensor) -> Tensor:
 def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     """P(i in S) and P(i not in S) of the open units, each with its own relative accuracy."""
     rows = rows._replace(theta=_without_far_gaps(rows.theta, rows.k))
-    included, out = _inclusion_integrals(noise, rows)
-    if noise.smooth or not has_derivative(rows.theta, torch.is_grad_enabled()):
-        return included, out
-    apart = _apart(rows.theta)
-    if can_look(apart) and torch.equal(apart, rows.theta):
-        return included, out
-    # The integrand jumps where a unit has certainly arrived. Which of two units causes a jump is known only if one is
-    # first.
-    like_included, like_out = _inclusion_integrals(noise, rows._replace(theta=apart))
-    return with_derivatives_of(included.detach(), like_included), with_derivatives_of(out.detach(), like_out)
-
-
-def _apart(theta: Tensor) -> Tensor:
-    """Positions, moved so that no two of them are closer than ``APART``."""
-    ordered, index = theta.detach().sort(-1)
-    steps = APART * torch.arange(theta.shape[-1], dtype=theta.dtype, device=theta.device)
-    moves = (ordered - steps).cummax(-1).values - (ordered - steps)
-    return theta + torch.zeros_like(ordered).scatter(-1, index, moves)
-
-
-def _inclusion_integrals(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     theta, k, fixed = rows.theta, rows.k, rows.theta.detach()
     slab = max(1, MAX_ELEMENTS // max(1, theta.numel()))
     tilt = solve_threshold(fixed, k)
@@ -253,7 +212,7 @@ def _inclusion_integrals(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
         t = s + tilt if noise.shifts_log_odds else solve_threshold(log_odds, k)
         return (law.log_sf - F.logsigmoid(t[..., None] - log_odds)).sum(-1) + k * t
 
-    s, weight = _nodes(noise, theta, log_bound, _inclusion_range(noise, rows), slab)
+    s, weight = trapezoidal(*integration_range(log_bound, *_inclusion_range(noise, rows), slab))
     count_at = _count_of_shifts(theta, k, tilt) if noise.shifts_log_odds else None
 
     def integral(s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -278,15 +237,15 @@ def _law_at(noise: Noise, s: Tensor, theta: Tensor) -> tuple[Law, Tensor]:
     return law, law.log_cdf - law.log_sf
 
 
-def _inclusion_range(noise: Noise, rows: _Rows) -> _Range:
+def _inclusion_range(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     """From where the first unit arrives to where more than k have certainly arrived."""
-    theta, k, fixed = rows.theta, rows.k, rows.theta.detach()
-    last = k[..., None].clamp(max=theta.shape[-1] - 1)
-    end = (-theta).sort(-1).values.gather(-1, last).squeeze(-1) + noise.reach
+    fixed = rows.theta.detach()
+    last = rows.k[..., None].clamp(max=fixed.shape[-1] - 1)
+    end = (-fixed).sort(-1).values.gather(-1, last).squeeze(-1) + noise.reach
     certain = ~rows.open & rows.open.any(-1, keepdim=True)
     low = -fixed.masked_fill(certain, -torch.inf).amax(-1) - MARGIN
-    high = (-fixed.masked_fill(certain, torch.inf).amin(-1) + MARGIN).minimum(end.detach())
-    return _Range(low, high, end)
+    high = (-fixed.masked_fill(certain, torch.inf).amin(-1) + MARGIN).minimum(end)
+    return low, high
 
 
 def _count_of_shifts(theta: Tensor, k: Tensor, tilt: Tensor) -> Callable[[Tensor, Law], tuple[Tensor, Tensor]]:
@@ -336,7 +295,7 @@ def _(theta: Tensor, k: Tensor, noise: str, depth: float) -> Tensor:
 
 
 def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor, log_odds: Tensor | None = None) -> Tensor:
-    """The positions with given inclusion probabilities, by :func:`solve_logits`; for smooth noise."""
+    """The positions with given inclusion probabilities, by :func:`solve_logits`."""
     return solve_logits(probs, k, FAMILIES[noise.name], log_odds)  # Dynamo of torch 2.8 cannot hash a `Noise`
 
 

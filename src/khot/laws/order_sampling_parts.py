@@ -64,7 +64,7 @@ class _View(NamedTuple):
 def log_prob(noise: Noise, theta: Tensor, k: Tensor, value: Tensor, t: Tensor | None, shards: Shards) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, m)``; ``-inf`` if one contradicts an infinite position.
 
-    For smooth noise. Logistic noise needs t, the :func:`~.conditional_poisson_parts.open_centre` of the positions.
+    Logistic noise needs t, the :func:`~.conditional_poisson_parts.open_centre` of the positions.
     Differentiable in the positions and the values.
     """
     theta, value = theta.double(), value.double()
@@ -91,7 +91,7 @@ def log_prob(noise: Noise, theta: Tensor, k: Tensor, value: Tensor, t: Tensor | 
         log_chance, rate = sums(s)
         return log_chance + rate.clamp(min=UNDERFLOW).log()
 
-    low, high = integration_range(log_integrand, view.low, view.high, AT_ONCE, 1)
+    low, high = integration_range(log_integrand, view.low, view.high, AT_ONCE)
     s, weight = trapezoidal(low, high)
     s, weight = torch.cat((s, view.high[None] / 2)), torch.cat((weight, view.gap[None]))  # and the flat part
     log_values = log_integrand(s)
@@ -134,7 +134,7 @@ def _seen_from_the_peak(units: Units, value: Tensor, missing: Tensor, t: Tensor 
 
 
 def inclusion_probabilities(noise: Noise, theta: Tensor, k: Tensor, t: Tensor, shards: Shards) -> Tensor:
-    """P(i in S) of the local units ``(*batch, m)``, for smooth noise, seen from their centre t.
+    """P(i in S) of the local units ``(*batch, m)``, seen from their centre t.
 
     Valid if :func:`~.conditional_poisson_parts.has_spread` holds.
     """
@@ -149,7 +149,7 @@ def inclusion_probabilities(noise: Noise, theta: Tensor, k: Tensor, t: Tensor, s
     end = math.log(20 * shards.n) + noise.reach
     low = torch.where(units.has_choice, -first - MARGIN, -MARGIN)
     high = torch.where(units.has_choice, (last + MARGIN).clamp(max=end), MARGIN)
-    low, high = integration_range(_log_bound(noise, fixed, units.k, shards), low, high, AT_ONCE, 1)
+    low, high = integration_range(_log_bound(noise, fixed, units.k, shards), low, high, AT_ONCE)
     s, weight = trapezoidal(low, high)
     slab = max(1, 4 * MAX_ELEMENTS // max(1, max(shards.lengths) * units.k.numel()))  # nodes, equal on all processes
     count = count_given(x, units.k, shards) if noise.shifts_log_odds else None

@@ -14,7 +14,6 @@ from torch import Tensor
 SURE = 500.0  # finite log-odds of a certain event
 LARGEST = 300.0  # its exponential is the hazard of a unit that has certainly arrived
 SMALL, LATE = -60.0, 10.0  # bounds within which powers of exp(z) are finite in second derivatives
-LEAST = 1e-30  # smallest value of 1 - F before its kink, so that derivatives stay finite
 
 
 class Law(NamedTuple):
@@ -27,17 +26,15 @@ class Law(NamedTuple):
 
 
 class Noise(ABC):
-    """The law of the noise.
+    """The law of the noise, whose distribution function F is analytic.
 
     Attributes:
         name: Its name in operators and Triton kernels.
-        smooth: Whether F is analytic; otherwise it has a kink at 0.
         reach: The z beyond which 1 - F is less than e^-SURE.
         shifts_log_odds: Whether the log-odds of F(z) are z itself.
     """
 
     name: str
-    smooth = True
     reach: float
     shifts_log_odds = False
 
@@ -78,19 +75,5 @@ class _LogExponential(Noise):
         return u.log_().neg_()
 
 
-class _LogUniform(Noise):
-    name = "log_uniform"
-    smooth = False
-    reach = 0.0
-
-    def law(self, z: Tensor) -> Law:
-        inner, to_come = z.clamp(max=-LEAST), (z < 0).to(z.dtype)
-        sf = -torch.expm1(inner)
-        return Law(z.clamp(max=0), sf.log(), to_come, to_come * inner.exp() / sf)
-
-    def from_uniform_(self, u: Tensor) -> Tensor:
-        return u
-
-
-LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM = _Logistic(), _LogExponential(), _LogUniform()
-NOISES = {noise.name: noise for noise in (LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM)}
+LOGISTIC, LOG_EXPONENTIAL = _Logistic(), _LogExponential()
+NOISES = {noise.name: noise for noise in (LOGISTIC, LOG_EXPONENTIAL)}

@@ -156,7 +156,7 @@ def _inclusion_loop(find_range, nodes_of_row, inclusion):
         row = Row(weight, k, room.of_nodes)
         first, last, curvature, peak = find_range(row, -reach, reach, depth, room.node, room.width)
         when[0], when[1], when[2], when[3] = first - peak, last - peak, curvature, middle - peak
-        return nodes_of_row(theta, when[3], when[0], when[1], curvature, depth, room.fewer, room.node, room.width)
+        return nodes_of_row(theta.shape[0], when[0], when[1], curvature, depth, room.node, room.width)
 
     def rows(first, last, theta, k, depth, when, given, result):
         n, skipped = theta.shape[1], 0
@@ -204,9 +204,7 @@ def _product_loop(nodes_of_row, product):
                 mean_of_g += g[j] / count
             for j in range(count):
                 g[j] -= mean_of_g
-            nodes = nodes_of_row(
-                row, when[r, 3], when[r, 0], when[r, 1], when[r, 2], depth, room.fewer, room.node, room.width
-            )
+            nodes = nodes_of_row(count, when[r, 0], when[r, 1], when[r, 2], depth, room.node, room.width)
             product(room, weight, size, nodes, when[r], depth, given[r, :count], g[:count], found[:count])
             for j in range(count):
                 result[r, places[j]] = found[j]

@@ -33,13 +33,8 @@ def _exponential(u):
     return -log(u)
 
 
-@inlined
-def _uniform(u):
-    return u
-
-
 # The exponential of a noise from a uniform number, by the name of the noise.
-NOISES = {"logistic": _odds, "log_exponential": _exponential, "log_uniform": _uniform}
+NOISES = {"logistic": _odds, "log_exponential": _exponential}
 
 
 @functools.cache

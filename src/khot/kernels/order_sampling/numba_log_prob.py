@@ -3,11 +3,6 @@ r"""log P(S) and its gradient, row by row, for noise of any law.
 The loops run over the units and, inside, over the nodes of the quadrature, of which there are many in short rows. With
 B the probability that all units of S have arrived and no other one, and :math:`h_i = f_i / F_i`, the integrand is
 :math:`B \sum_{i \in S} h_i`. Members of S come first in all arrays.
-
-For a uniform variable of logarithm below 0, B and the rate are polynomials of e^s between the times at which one more
-unit of S has certainly arrived. The integral ends when all of S have certainly arrived, or one of the others. These
-times move with the positions. The derivative with respect to the position of a unit is taken under the integral sign,
-of the form in which this unit does not occur in the rate: for units of S, :math:`B \sum_{i \notin S} f_i / (1 - F_i)`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -19,16 +14,13 @@ import numpy as np
 
 from ..cpu.loops import inlined, inlined_sum
 from ..cpu.maths import EXP, LOG
-from .numba_noises import LEAST_MISSING, NOISES
 from .numba_range import MARGIN, MOST_NODES, ROOM, WIDEST, multiply, nodes_of, range_of, take_logarithm
 
 Array = np.ndarray[Any, Any]
 
 exp, log = EXP[np.float64], LOG[np.float64]
-law_of_uniform = NOISES["log_uniform"].law
 LEAST_RATE = 1e-300  # its logarithm is finite
 SLACK = 2.0  # in addition to the depth, for the logarithm of a probability near 1
-SLACK_OF_KINKS = 6.0  # and for the rate of the second form where the first is small
 
 
 class Row(NamedTuple):
@@ -42,7 +34,6 @@ class Row(NamedTuple):
     # Arrays for the nodes.
     up: Array
     rate: Array  # of the members
-    rate_of_others: Array  # if there are kinks
     product: Array
 
 
@@ -56,7 +47,7 @@ class Space(NamedTuple):
 
 @inlined
 def space_for(n):
-    return Space(np.empty(n, np.int64), np.empty((2, n)), np.empty((7, MOST_NODES)))
+    return Space(np.empty(n, np.int64), np.empty((2, n)), np.empty((6, MOST_NODES)))
 
 
 @inlined
@@ -71,14 +62,12 @@ def _row_of(theta, drawn, members, last, best, space):
         else:
             others += 1
             total += weight[at]
-    row = Row(
-        space.place[:n], weight[:n], members, origin - last, total, of_nodes[0], of_nodes[1], of_nodes[2], of_nodes[3]
-    )
+    row = Row(space.place[:n], weight[:n], members, origin - last, total, of_nodes[0], of_nodes[1], of_nodes[2])
     return origin, row
 
 
 @inlined
-def _multiply_logistic(row, up, product, rate, values, each):
+def _multiply_logistic(row, up, product, values, each):
     """Logarithms of products of 1 - F = 1 / (1 + x)."""
     for i in range(up.shape[0]):
         values[i] *= -1.0
@@ -88,34 +77,15 @@ def _multiply_logistic(row, up, product, rate, values, each):
 
 
 @inlined
-def _multiply_exponential(row, up, product, rate, values, each):
+def _multiply_exponential(row, up, product, values, each):
     """The same for exp(-x), which depend on the sum of the x only."""
     for i in range(up.shape[0]):
         values[i] -= row.total * up[i]
 
 
-@inlined
-def _multiply_uniform(row, up, product, rate, values, each):
-    """The same for 1 - x; also writes the rate."""
-    for i in range(up.shape[0]):
-        rate[i] = 0.0
-    for j in range(row.members, row.weight.shape[0]):
-        w = row.weight[j]
-        for i in range(up.shape[0]):
-            at = law_of_uniform(w * up[i])
-            product[i] *= max(at.missing, LEAST_MISSING)  # so that a product of a few has a logarithm
-            rate[i] += at.behind
-        if (j - row.members) % each == each - 1:
-            take_logarithm(product, values)
-    take_logarithm(product, values)
-
-
 def _evaluate_of(noise):
     """The logarithm of the integrand."""
-    law, farthest_factor = noise.law, 40.0 if noise.has_kinks else 1.0
-    multiply_others = (
-        _multiply_logistic if noise.is_logistic else _multiply_uniform if noise.has_kinks else _multiply_exponential
-    )
+    law, multiply_others = noise.law, _multiply_logistic if noise.is_logistic else _multiply_exponential
 
     @inlined
     def add_member(w, up, product, rate):
@@ -126,7 +96,7 @@ def _evaluate_of(noise):
 
     @inlined
     def evaluate(row, points, values):
-        count, farthest = points.shape[0], farthest_factor  # no logarithm of a factor at its time of arrival is larger
+        count, farthest = points.shape[0], 1.0  # no logarithm of a factor at its time of arrival is larger
         up, rate, product = row.up[:count], row.rate[:count], row.product[:count]
         for i in range(count):
             up[i], rate[i], product[i], values[i] = exp(points[i]), 0.0, 1.0, 0.0
@@ -137,7 +107,7 @@ def _evaluate_of(noise):
             if j % each == each - 1:
                 take_logarithm(product, values)
         take_logarithm(product, values)
-        multiply_others(row, up, product, row.rate_of_others[:count], values, max(1, int(ROOM / farthest)))
+        multiply_others(row, up, product, values, max(1, int(ROOM / farthest)))
         for i in range(count):
             rate[i] = max(rate[i], LEAST_RATE)
             values[i] += log(rate[i])
@@ -147,7 +117,7 @@ def _evaluate_of(noise):
 
 def _slopes_of(noise):
     """The derivatives."""
-    law, is_exponential, has_kinks = noise.law, noise.is_exponential, noise.has_kinks
+    law, is_logistic = noise.law, noise.is_logistic
 
     @inlined_sum
     def member_slope(w, up, share, per_rate):
@@ -167,16 +137,15 @@ def _slopes_of(noise):
     @inlined
     def slopes(row, share, slope):
         count = share.shape[0]
-        up, per_rate, of_members = row.up[:count], row.rate[:count], row.product[:count]
+        up, per_rate = row.up[:count], row.rate[:count]
         for i in range(count):
             per_rate[i] = share[i] / per_rate[i]
-            of_members[i] = per_rate[i] * row.rate_of_others[i] if has_kinks else share[i]
         for j in range(row.members):
-            slope[row.place[j]] = member_slope(row.weight[j], up, of_members, per_rate)
-        slope_of_one = other_slope(1.0, up, share) if is_exponential else 0.0
+            slope[row.place[j]] = member_slope(row.weight[j], up, share, per_rate)
+        slope_of_one = 0.0 if is_logistic else other_slope(1.0, up, share)
         for j in range(row.members, row.weight.shape[0]):
             w = row.weight[j]
-            slope[row.place[j]] = w * slope_of_one if is_exponential else other_slope(w, up, share)
+            slope[row.place[j]] = other_slope(w, up, share) if is_logistic else w * slope_of_one
 
     return slopes
 
@@ -197,8 +166,7 @@ def _weigh(values, width):
 def log_prob_of(noise):
     """The function of a row for a noise."""
     evaluate = _evaluate_of(noise)
-    find_range, nodes_of_row = range_of(evaluate), nodes_of(noise)
-    slopes, has_kinks = _slopes_of(noise), noise.has_kinks
+    find_range, nodes_of_row, slopes = range_of(evaluate), nodes_of(noise), _slopes_of(noise)
 
     @inlined
     def log_prob(theta, drawn, members, last, best, depth, with_slopes, slope, space):
@@ -209,12 +177,11 @@ def log_prob_of(noise):
         if theta.max() - theta.min() > WIDEST:
             return np.inf
         origin, row = _row_of(theta, drawn, members, last, best, space)
-        points, width, values = space.of_nodes[4], space.of_nodes[5], space.of_nodes[6]
+        points, width, values = space.of_nodes[3], space.of_nodes[4], space.of_nodes[5]
         margin = MARGIN + math.log(theta.shape[0])
-        high = 0.0 if has_kinks else origin - theta.min() + margin
-        depth += SLACK_OF_KINKS if has_kinks else SLACK
-        low, high, curvature, _ = find_range(row, origin - theta.max() - margin, high, depth, points, values)
-        nodes = nodes_of_row(theta, origin, low, high, curvature, depth, space.of_units[1], points, width)
+        low, high, depth = origin - theta.max() - margin, origin - theta.min() + margin, depth + SLACK
+        low, high, curvature, _ = find_range(row, low, high, depth, points, values)
+        nodes = nodes_of_row(theta.shape[0], low, high, curvature, depth, points, width)
         if nodes < 0:
             return np.inf
         evaluate(row, points[:nodes], values[:nodes])

@@ -12,7 +12,6 @@ from ..cpu.maths import EXP
 
 SMALL = 0.5  # largest x for which 1 - exp(-x) is computed from the series
 BACKWARDS = tuple((-1.0) ** j / math.factorial(j + 1) for j in range(13, -1, -1))  # series of (1 - exp(-x)) / x
-LEAST_MISSING = 1e-17  # so that a product of a few has a logarithm
 exp = EXP[np.float64]
 
 
@@ -21,15 +20,11 @@ class LoopNoise(NamedTuple):
 
     Attributes:
         law: A function of x, which returns a :class:`Law`.
-        is_logistic: Whether this is logistic noise.
-        is_exponential: Whether 1 - F is exp(-x).
-        has_kinks: Whether F has a kink at x = 1.
+        is_logistic: Whether this is logistic noise; otherwise 1 - F is exp(-x).
     """
 
     law: Any
-    is_logistic: bool = False
-    is_exponential: bool = False
-    has_kinks: bool = False
+    is_logistic: bool
 
 
 class Law(NamedTuple):
@@ -61,14 +56,7 @@ def _exponential(x):
     return Law(share * x, missing, x * missing, ahead, ahead * (1.0 - x - ahead), x)
 
 
-@inlined
-def _uniform(x):
-    missing, coming = max(1.0 - x, 0.0), 1.0 if x < 1.0 else 0.0
-    return Law(min(x, 1.0), missing, x if x < 1.0 else 0.0, coming, 0.0, x / max(missing, LEAST_MISSING))
-
-
 NOISES = {
     "logistic": LoopNoise(_logistic, is_logistic=True),
-    "log_exponential": LoopNoise(_exponential, is_exponential=True),
-    "log_uniform": LoopNoise(_uniform, has_kinks=True),
+    "log_exponential": LoopNoise(_exponential, is_logistic=False),
 }

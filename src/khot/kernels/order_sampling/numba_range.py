@@ -14,7 +14,6 @@ import numpy as np
 
 from ..cpu.loops import inlined
 from ..cpu.maths import EXP, LOG
-from .numba_gauss import fill_gauss
 
 exp, log = EXP[np.float64], LOG[np.float64]
 GRID = 16  # points of one trial, whole registers of them
@@ -161,19 +160,14 @@ def _density_of_logistic(depth, n):
 
 def nodes_of(noise):
     """A function that writes the nodes of a row and their weights."""
-    has_kinks, is_logistic = noise.has_kinks, noise.is_logistic
+    is_logistic = noise.is_logistic
 
     @inlined
-    def nodes(theta, origin, low, high, curvature, depth, kinks, node, width):
-        """The number of nodes, -1 if there is no room for so many."""
-        if has_kinks:
-            for i in range(theta.shape[0]):
-                kinks[i] = origin - theta[i]
-            kinks[: theta.shape[0]].sort()
-            return fill_gauss(kinks[: theta.shape[0]], theta.shape[0], low, high, curvature, depth, node, width)
+    def nodes(n, low, high, curvature, depth, node, width):
+        """The number of nodes for a row of n units, -1 if there is no room for so many."""
         density = _density(depth, curvature)
         if is_logistic:
-            density = min(density, _density_of_logistic(depth, theta.shape[0]))
+            density = min(density, _density_of_logistic(depth, n))
         needed = (high - low) * density
         if not needed < node.shape[0] - 2 * BLOCK:
             return -1

@@ -54,13 +54,8 @@ def _exponential(u, rest):
     return tl.where(rest < 0.03125, series, -0.6931472 * tl.log2(u))
 
 
-@triton.jit
-def _uniform(u, rest):
-    return u
-
-
 # The exponential of a noise from a uniform u and 1 - u, by the name of the noise.
-NOISES = {"logistic": _odds, "log_exponential": _exponential, "log_uniform": _uniform}
+NOISES = {"logistic": _odds, "log_exponential": _exponential}
 
 
 @triton.jit
