@@ -323,7 +323,7 @@ def attributes_of(thing: object, known: Sequence[str]) -> dict[str, Any]:
 def instance_of(kind: type[R], attributes: dict[str, Any]) -> R:
     """An object with these attributes, made without a call of ``__init__``."""
     new = object.__new__(kind)
-    for name, value in attributes.items():  # not by `update`, which Dynamos that list no attributes do not know
+    for name, value in attributes.items():  # not `__dict__.update`, which older versions of Dynamo cannot trace
         new.__dict__[name] = value
     return new
 

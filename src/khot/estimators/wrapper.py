@@ -59,7 +59,7 @@ class DesignWrapper(KHotDistribution):
     has_rsample = True
     # For a design without log_prob: a law that can score its draws instead, and a description of it.
     stand_in = "ConditionalPoisson(probs=design.mean)"
-    stand_in_is = "a law with the same inclusion probabilities"
+    stand_in_is = "a design with the same inclusion probabilities"
 
     def __init__(self, design: SamplingDesign, log_prob: Scorer = None, validate_args: bool | None = None) -> None:
         if not isinstance(design, SamplingDesign):

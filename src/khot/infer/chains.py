@@ -71,7 +71,7 @@ class InChains:
             raise ValueError(f"{ADVICE} ({type(error).__name__}: {error})") from error
         expected = torch.stack([total_log_prob(trace) for trace in traces]).sum()
         found = total_log_prob(together)
-        # Models may compute in half types, and sum in another order with all chains together.
+        # In half precision, batching the chains may change the order of sums and thus the result.
         tolerance = max(torch.finfo(term["log_prob"].dtype).eps for term in terms_from(together)) ** 0.5
         if not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
             raise ValueError(

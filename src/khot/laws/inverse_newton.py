@@ -56,7 +56,7 @@ NO_SUM = 1e3  # times the accuracy and the size of the terms: a sum below this i
 SMALL = 1e-3  # part of the weight of a row: a unit below it hardly affects the others
 NEGLIGIBLE = 1e-20  # part of it below which a unit does not affect the others at all
 CG_FORCING = 1e-4  # accuracy of a Newton step, and thus the factor by which the error falls near the solution
-RELIABLE_SHIFT = 8.0  # largest difference of a unit's log-odds from those of its inclusion at which no digits are lost
+RELIABLE_SHIFT = 8.0  # largest |logit - log-odds of the inclusion| without cancellation
 
 
 def centred(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:

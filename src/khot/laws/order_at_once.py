@@ -45,7 +45,7 @@ def constants(device: torch.device, *arrays: Any) -> list[Tensor]:
 
 
 def _most(expected: float) -> float:
-    """What a Poisson variable does not exceed; and the largest mean of variables that are no more than this."""
+    """A bound that a Poisson variable practically never exceeds, and the largest mean for which it holds."""
     return expected + DEPTH + math.sqrt(DEPTH**2 + 2 * DEPTH * expected)
 
 

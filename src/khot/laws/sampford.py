@@ -85,7 +85,7 @@ def _most(k: int | Tensor, n: int) -> int:
 
 
 def _units(balanced: Tensor, size: Tensor, most: int, kept: Kept) -> _Units:
-    """In eager code on a CPU the tree contains plain numbers, and is kept."""
+    """Keeps the tree, without a graph, in eager mode on a CPU."""
     chances, rows = torch.stack((1 - balanced, balanced)), size.reshape(-1)
     leaf = _leaf(chances)
     if forest_roots.is_fused(balanced) or not runs_on_cpu(balanced):

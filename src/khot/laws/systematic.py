@@ -150,7 +150,7 @@ def log_prob_in_order(probs: Tensor, k: Tensor, value: Tensor, kept: Kept | None
 
 
 def _length_and_ends(probs: Tensor, distance: Tensor) -> tuple[Tensor, ...]:
-    """The length of the interval of u that draws a value, given its D, and what the derivative needs."""
+    """Returns the length of the interval of u that yields ``value``, given D, and what its derivative needs."""
     lowest, highest = distance.aminmax(dim=-1, keepdim=True)
     return (ONE - (highest - lowest)).squeeze(-1).double() / ONE, lowest, highest
 

@@ -189,7 +189,8 @@ def at_most(k: Any, n: int, device: torch.device) -> Any:
     """The number k, or n if that is smaller; a tensor if an exported program has to find out which."""
     if not is_exporting() or is_known(k <= n):
         return min(k, n)
-    dtype = torch.int64 if is_int(k) else torch.float64  # a number would need the guard min(k, n) <= n, never proven
+    # As a Python number, k would add a guard min(k, n) <= n that the compiler cannot prove.
+    dtype = torch.int64 if is_int(k) else torch.float64
     return torch.full((), k, dtype=dtype, device=device).clamp(max=n)
 
 

@@ -265,7 +265,7 @@ class TokenChoice(Masking):
             return kept.values.softmax(-1)
         if is_simple:
             return _probabilities(logits.masked_fill(mask.logical_not(), -torch.inf))
-        if capacity is not None:  # left out of the softmax, full experts do not make the shares of the others vanish
+        if capacity is not None:  # full experts are excluded before the softmax, or else other shares could underflow
             room = _room(mask.detach(), _log_probabilities(logits.detach()), capacity)
             mask, logits = mask * room, logits.masked_fill(room == 0, -torch.inf)
         terms = mask * _probabilities(logits)

@@ -36,13 +36,13 @@ class CountsIdleUnits(Masking):
 
     @torch.no_grad()
     def _count_idle(self, was_kept: Tensor, rows: int) -> None:
-        """Adds these rows to the count of units that none of them kept; ``was_kept`` is (n,)."""
+        """Adds ``rows`` to the idle count of every unit that no row kept; ``was_kept`` is (n,)."""
         assert self.idle is not None
         self._check_in_place(was_kept, self.idle, "counts idle units")
         self.idle.copy_(torch.where(was_kept, 0, self.idle + rows))
 
     def _check_in_place(self, x: Tensor, state: Tensor, what: str) -> None:
-        """Checks that the state can be written to: it must not be outside a transform that wraps x."""
+        """Raises if x is wrapped by a transform of ``torch.func`` and the state is not: it could not be updated."""
         if not torch.compiler.is_compiling() and is_wrapped(x) and not is_wrapped(state):
             cure = "make it with track_running_stats=False" if hasattr(self, "threshold") else "make it without `n`"
             raise RuntimeError(

@@ -93,7 +93,7 @@ class KHotGate(Module):
         return self.design(logits=logits, k=k)
 
     def kl(self) -> Tensor:
-        r"""The divergence from the law of equal logits on the same sizes, for an ELBO; 0 if all logits are equal.
+        r"""KL divergence from the uniform distribution over vectors of the same sizes, for use in an ELBO.
 
         .. math:: \mathrm{KL} = H(|x|) + E \log \tbinom{n}{|x|} - H(x)
 

@@ -24,8 +24,8 @@ from .data import Data
 
 LARGEST_SYSTEM = 500  # unknowns of a linear system: features, or rows, of which only this many are used here
 MOST_STEPS = 100
-# The start ends where sum pi (1 - pi) is at most this share of its value for equal logits. Training minimises the
-# squared error for values but not for classes, for which the start therefore decides less.
+# The start ends where sum pi (1 - pi) is at most this share of its value for equal logits. Training minimises
+# squared error only for regression, so in classification the start should decide less.
 UNTIL_FOR_VALUES, UNTIL_FOR_CLASSES = 0.5, 0.9
 RATE = 0.3  # change of the logits in a step, for the feature with the largest derivative
 SMALLEST, LARGEST = 1e-6, 1 - 1e-3  # limits of the probabilities in the penalties

@@ -18,7 +18,7 @@ from khot.relaxations import topk_mask
 from .data import Data
 
 LOOK_EVERY = 10  # steps between two looks at the inclusion probabilities and at the held-out loss
-HURRY_AFTER = 100  # steps, after which each look brings the law closer to a decision
+HURRY_AFTER = 100  # from this step on, every convergence check also sharpens the design
 HURRY = 1.1  # factor of the logits at such a look
 TURN = threading.RLock()  # fits in several threads of Python take turns: torch has one random state for all of them
 

@@ -38,7 +38,7 @@ WITH_CALLER: Any = {"pipeline_class": PartCompiler}
 APART: Any = {"pipeline_class": ApartCompiler}
 ITEMS_A_ROW = 2**6  # items that take as long as the fixed work of a row
 ITEMS_A_THREAD = 2**14  # fewer items are done before another thread has woken up
-SHARES_A_THREAD = 4  # so that a thread that starts late or is slow takes fewer
+SHARES_A_THREAD = 4  # more than one, so that a late or slow thread can leave some to the others
 
 _names = threading.local()
 

@@ -27,7 +27,10 @@ def plane_of(rows, at, count):
 
 @inlined
 def turn(angle, z):
-    """Writes the powers 0, 1, ... of e^(i angle), which are too few to lose digits from one to the next."""
+    """Writes the powers 0, 1, ... of e^(i angle).
+
+    There are so few powers that the rounding errors of repeated multiplication do not matter.
+    """
     a, b = math.cos(angle), math.sin(angle)
     c, d = 1.0, 0.0
     for j in range(z.real.shape[0]):

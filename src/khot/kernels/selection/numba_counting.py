@@ -20,7 +20,7 @@ from ..cpu.rows import smaller
 
 ANYWHERE = -2.0, 0.0, 2.0  # guesses that cut the range of float32 in four
 BLOCK = 64  # entries that are searched for ties at a time
-SUSPECT = 8  # passes after which ties are likely, which take the largest number of passes unless they are found
+SUSPECT = 8  # after this many passes, look for ties: without that they would take the most passes
 
 
 # ---- The place of a number in the order of its dtype
