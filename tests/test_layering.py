@@ -20,11 +20,12 @@ from tests.maps import RELAXATIONS
 
 SOURCE = Path(__file__).parents[1] / "src"
 LEVELS = {
-    "_names": -2,
     "_notes": -2,
+    "_shapes": -2,
     "_torch_internals": -2,
-    "_tracing": -1,
     "_contents": -1,
+    "_host": -1,
+    "_refusals": -1,
     "_module": 0,
     "_validation": 0,
     "_distributed": 0,
@@ -58,7 +59,9 @@ FOREIGN = {
     "_len_torch_dispatch_stack": "torch._C",
     "_get_dispatch_mode": "torch._C",
     "_get_tracing_state": "torch._C",
-    "_set_tracing_state": "torch._C",
+    "_dynamo": "torch._C: whether the compiler watches a call",
+    "_torchdynamo_disable": "what torch.compiler.disable sets, without the import of the compiler",
+    "_torchdynamo_disable_msg": "the same: the reason",
     "_disabled_torch_function_impl": "torch._C",
     "_dispatch_tls_local_include_set": "torch._C",
     "_dispatch_tls_local_exclude_set": "torch._C",

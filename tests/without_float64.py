@@ -11,7 +11,7 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
-from khot import Pivotal, _tracing, sigmoid_topk, topk_mask, topk_threshold
+from khot import Pivotal, _host, sigmoid_topk, topk_mask, topk_threshold
 from khot.nn import BatchTopK, KHotGate, TopK
 from tests.every_map import MAPS
 from tests.inputs import normal
@@ -95,7 +95,7 @@ def same_draws(gate):
 
 def main():
     backend_registration._setup_privateuseone_for_python_backend(DEVICE)
-    _tracing.WITHOUT_FLOAT64.add(DEVICE)
+    _host.WITHOUT_FLOAT64.add(DEVICE)
     x = normal(3, 6, dtype=torch.float32)
     calls = {case.name: case.call for case in MAPS}
     calls |= {

@@ -12,7 +12,6 @@ from ._torch_internals import (
     is_recorded,
     is_shape_only,
     is_traced_by_mode,
-    is_tracing,
     writes_program,
 )
 
@@ -35,11 +34,11 @@ def is_dry_run(*tensors: Tensor) -> bool:
 
 
 def can_look(*tensors: Tensor) -> bool:
-    """Whether plain Python code may depend on the contents: not in traces, under vmap and in CUDA graphs.
+    """Whether plain Python code may depend on the contents: not under a tracer, a vmap and in CUDA graphs.
 
     Transforms of torch.func that only differentiate, such as grad and jvp, compute with numbers that may be read.
     """
-    if torch.compiler.is_compiling() or is_traced_by_mode() or is_tracing():  # Dynamo knows only the first
+    if torch.compiler.is_compiling() or is_traced_by_mode():  # Dynamo knows only the first
         return False
     if any(map(is_recorded, tensors)):
         return False

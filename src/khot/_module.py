@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.utils.parametrize import is_parametrized
 
+from khot._refusals import refuse_trace
 from khot._torch_internals import is_exporting
 
 
@@ -71,6 +72,10 @@ class Module(torch.nn.Module):
             else:
                 self._changed.pop(name, None)
         super().__setattr__(name, value)
+
+    def _slow_forward(self, *args: Any, **kwargs: Any) -> None:
+        """What ``torch.jit.trace`` calls in place of ``forward``."""
+        refuse_trace()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Module":
         before = dict(self._buffers)

@@ -20,29 +20,27 @@ __all__ = [
     "alias",
     "all_true",
     "apply_untransformed",
-    "attribute_names",
-    "attributes_of",
     "count_as_constant",
     "eager_dispatcher",
     "for_transforms",
     "has_memory",
     "in_forward_mode",
-    "instance_of",
     "is_exporting",
     "is_mapped",
     "is_shape_only",
     "is_traced_by_mode",
     "is_tracing",
     "is_transformed",
+    "is_watched_by_dynamo",
     "is_wrapped",
     "leave_graph",
+    "leave_graph_if_differentiated",
     "mark_as_outside_graphs",
     "may_differentiate",
     "may_record",
     "nested_forward_mode",
     "no_view",
     "outside_graphs",
-    "outside_trace",
     "overrides_torch_functions",
     "recorder",
     "runs_unwatched",
@@ -152,6 +150,22 @@ def is_transformed() -> bool:
     return functorch.peek_interpreter_stack() is not None
 
 
+def leave_graph_if_differentiated() -> None:
+    """Ends the graph that Dynamo is tracing inside of ``torch.func.grad`` or ``jvp``: eager code goes on.
+
+    For functions whose derivatives would silently be zero there. With ``fullgraph=True`` torch raises an error.
+    """
+    if torch.compiler.is_compiling() and not {"Grad", "Jvp"}.isdisjoint(traced_transforms()):
+        leave_graph()
+
+
+def leave_graph() -> None:
+    """Ends the graph that Dynamo is tracing: eager code goes on, or ``fullgraph=True`` raises."""
+    from torch._dynamo import graph_break  # takes long; the compiler has imported it
+
+    graph_break()
+
+
 def traced_transforms() -> tuple[str, ...]:
     """The names of the transforms of torch.func that Dynamo traces around the caller, the innermost first."""
     top = functorch.peek_interpreter_stack()
@@ -162,13 +176,6 @@ def traced_transforms() -> tuple[str, ...]:
     innermost = coerce_cinterpreter(top)
     with innermost.lower():
         return (innermost.key().name, *traced_transforms())
-
-
-def leave_graph() -> None:
-    """Ends the graph that Dynamo is tracing: eager code goes on, or ``fullgraph=True`` raises."""
-    from torch._dynamo import graph_break  # takes long; the compiler has imported it
-
-    graph_break()
 
 
 def runs_unwatched() -> bool:
@@ -249,25 +256,9 @@ def writes_program() -> bool:
 
 
 def recorder() -> object | None:
-    """The current recording, a trace of ``torch.jit`` or a program of ``make_fx``; None if there is none.
-
-    Two calls return the same object only within one recording. For Dynamo there is no such object.
-    """
-    if torch.compiler.is_compiling():
-        return None
-    state: object | None = _C._get_tracing_state()
-    return torch._C._get_dispatch_mode(_KEYS.PROXY) if state is None else state
-
-
-@contextmanager
-def outside_trace() -> Iterator[None]:
-    """In this context ``torch.jit.trace`` records nothing; tensors made here are constants to the trace."""
-    state = _C._get_tracing_state()
-    _C._set_tracing_state(None)
-    try:
-        yield
-    finally:
-        _C._set_tracing_state(state)
+    """The program of ``make_fx`` that is being recorded; None if there is none, as under Dynamo."""
+    found: object | None = None if torch.compiler.is_compiling() else torch._C._get_dispatch_mode(_KEYS.PROXY)
+    return found
 
 
 def overrides_torch_functions(kind: type) -> bool:
@@ -290,42 +281,13 @@ def _dynamo_translator() -> Any:
     return getattr(getattr(dynamo, "tls", None), "current_tx", None)
 
 
-@count_as_constant  # which Dynamo calls while it traces
-def _is_traced_by_dynamo() -> bool:
-    return _dynamo_translator() is not None
+_frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
-# Dynamo lists the attributes of an object from torch 2.12 on. That of torch 2.8 to 2.11 finds attributes by name and
-# can assign them, but does not support loops over `thing.__dict__`, nor its `keys`, `values`, `items`, `copy`, `update`
-# and `pop`.
-_LISTS_ATTRIBUTES = _VERSION >= (2, 12)
-
-
-def attribute_names(thing: object, known: Sequence[str]) -> list[str]:
-    """The names of the attributes of an object itself, sorted, which a graph can ask for.
-
-    Args:
-        thing: The object.
-        known: Sorted names among which an older Dynamo looks.
-    """
-    if _LISTS_ATTRIBUTES or not _is_traced_by_dynamo():
-        return sorted(thing.__dict__)  # not of vars(thing), which Dynamo of torch 2.8 does not know
-    return [name for name in known if name in thing.__dict__]
-
-
-def attributes_of(thing: object, known: Sequence[str]) -> dict[str, Any]:
-    """The attributes of an object itself by name, which a graph can ask for; see :func:`attribute_names`."""
-    if _LISTS_ATTRIBUTES or not _is_traced_by_dynamo():
-        return thing.__dict__
-    return {name: thing.__dict__[name] for name in attribute_names(thing, known)}
-
-
-def instance_of(kind: type[R], attributes: dict[str, Any]) -> R:
-    """An object with these attributes, made without a call of ``__init__``."""
-    new = object.__new__(kind)
-    for name, value in attributes.items():  # not `__dict__.update`, which older versions of Dynamo cannot trace
-        new.__dict__[name] = value
-    return new
+@count_as_constant  # for Dynamo, which starts with the frame of the function that asks
+def is_watched_by_dynamo() -> bool:
+    """Whether Dynamo traces the functions that are called here, or the caller at this moment."""
+    return _frame_callback() is not None or ("torch._dynamo" in sys.modules and _dynamo_translator() is not None)
 
 
 def mark_as_outside_graphs(function: F, reason: str) -> F:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from ._contents import looks_at_contents
-from ._tracing import untraced
+from ._refusals import refuse_trace
 
 
 def tensors_among(*values: Any) -> list[Tensor]:
@@ -34,6 +34,7 @@ def check_strided(name: str, value: Any, *, are_scores: bool = False, reads_layo
     looks = not torch.compiler.is_compiling() if reads_layouts is None else reads_layouts
     if not looks or not isinstance(value, Tensor):
         return
+    refuse_trace()
     if value.is_nested:
         padding = "-torch.inf), which excludes the entries that it adds" if are_scores else "0.0)"
         raise TypeError(
@@ -254,7 +255,6 @@ def checked_shape(name: str, shape: Any) -> torch.Size:
     return size
 
 
-@untraced
 def checked_expansion(shape: Any, value: Tensor, batch_shape: torch.Size) -> torch.Size:
     """A new batch shape for ``value`` of shape ``batch_shape + (...)``, after a check that it broadcasts to it."""
     new = checked_shape("batch_shape", shape)
@@ -402,7 +402,7 @@ def check_function(name: str, value: Any, signature: str) -> None:
 
 def name_init(cls: type) -> None:
     """Gives a class that inherits ``__init__`` a copy, so that Python's errors about its arguments name this class."""
-    init: Any = cls.__init__  # type: ignore[misc]
+    init: Any = getattr(cls.__init__, "__wrapped__", cls.__init__)  # type: ignore[misc]
     if "__init__" in vars(cls) or not isinstance(init, FunctionType):
         return
     copy = FunctionType(init.__code__, init.__globals__, init.__name__, init.__defaults__, init.__closure__)
@@ -417,7 +417,6 @@ def check_value(value: Any) -> None:
     check_strided("value", value)
 
 
-@untraced
 def check_draw(name: str, value: Any, law: Distribution) -> None:
     """Checks for a floating-point tensor ``(*sample_shape, *batch_shape, *event_shape)`` of a law."""
     check_floating(name, value)

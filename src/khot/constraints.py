@@ -21,9 +21,7 @@ from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 
 from khot._contents import can_look
-from khot._distributed.batch import SpreadBatch
-from khot._distributed.placements import is_dtensor
-from khot._tracing import broadcast_shapes, untraced
+from khot._shapes import broadcast_shapes
 from khot._validation import check_strided, checked_count, checked_int
 from khot.kernels.exact.rows import compute_dtype, number_on
 from khot.relaxations import sigmoid_topk
@@ -201,8 +199,6 @@ class _Ranking(constraints.Constraint):
 
     def check(self, value: Tensor) -> Tensor:
         _check_vectors("value", value)
-        if is_dtensor(value):
-            return self._check_rows_here(value)
         shape, width = value.shape[:-1], value.shape[-1]
         if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
             return torch.zeros(shape, dtype=torch.bool, device=value.device)
@@ -214,12 +210,6 @@ class _Ranking(constraints.Constraint):
         unit = torch.where(is_choice, value.clamp(0, max(self.n - 1, 0)).long(), self.n + place)
         ordered = unit.sort(-1).values
         return fits & (ordered[..., 1:] > ordered[..., :-1]).all(-1)
-
-    def _check_rows_here(self, value: Tensor) -> Tensor:
-        spread, k = SpreadBatch.of("value", value), self.k
-        if isinstance(k, Tensor):
-            k = spread.here("k", k, k.dim() + 1 - value.dim())
-        return spread.together(ranking(self.n, k).check(spread.here("value", value)), 0)
 
     def holds(self, value: Tensor) -> bool:
         """Whether :meth:`check` holds for all values; does not sort."""
@@ -282,7 +272,6 @@ class _CappedSimplexTransform(Transform):
             return False
         return torch.equal(torch.as_tensor(self.k, dtype=torch.float64), torch.as_tensor(other.k, dtype=torch.float64))
 
-    @untraced
     def _check_size(self, n: int) -> None:
         """Checks that the interior is not empty, as for k = 0 and n; reads tensors only on a CPU, where it is free."""
         k = self.k
@@ -297,7 +286,6 @@ class _CappedSimplexTransform(Transform):
         self._check_interior(y)
         return y.to(compute_dtype(y)).logit()
 
-    @untraced
     def _check_interior(self, y: Tensor) -> None:
         if not can_look(y):
             return

@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import Placement
 
 from khot.kernels import backend
-from tests.inputs import normal
 
 S, R, P = Shard, Replicate(), Partial()
 
@@ -38,16 +37,6 @@ def spread(value: Tensor, placements: Sequence[Placement], requires_grad: bool =
         local = dtensor.to_local() / parts
         dtensor = DTensor.from_local(local, mesh, placements, shape=value.shape, stride=value.stride())
     return dtensor.detach().requires_grad_(requires_grad)
-
-
-def masked(n: int) -> Tensor:
-    """Logits (3, 2, n) with excluded units, whole shards of them, an included one, and equal ones."""
-    logits = normal(3, 2, n)
-    logits[0, 0, : n // 2] = -torch.inf
-    logits[0, 1, n // 3] = torch.inf
-    logits[1, 0] = 0.0
-    logits[1, 1, n // 2 :] = -torch.inf
-    return logits
 
 
 @contextmanager

@@ -102,34 +102,6 @@ def test_gradients(mesh):
     torch.testing.assert_close(part.grad.full_tensor(), whole.grad)
 
 
-def test_draws(mesh):
-    logits = normal(3, 7)
-    for placement in (Shard(0), Shard(1), Replicate()):
-        design = khot.Pivotal(logits=distribute_tensor(logits, mesh, [placement]), k=2)
-        x = design.sample((4,), generator=torch.Generator().manual_seed(1)).full_tensor()
-        assert x.shape == (4, 3, 7) and (x.sum(-1) == 2).all()
-
-
-ORDER_SAMPLING = (khot.GumbelTopK, khot.ParetoSampling)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_NUMBA, reason="plain torch draws from torch's own generator")
-def test_draws_of_units_are_those_of_whole_rows(mesh):
-    logits = normal(3, 7)
-    for design_class in ORDER_SAMPLING:
-        one, cut = (design_class(logits=v, k=2) for v in (logits, distribute_tensor(logits, mesh, [Shard(1)])))
-        x, parts = (d.sample((4,), generator=torch.Generator().manual_seed(1)) for d in (one, cut))
-        assert torch.equal(parts.full_tensor(), x)
-
-
-def test_means_of_units_are_those_of_whole_rows(mesh):
-    logits = normal(3, 7)
-    for design_class in ORDER_SAMPLING:
-        one, cut = (design_class(logits=v, k=2) for v in (logits, distribute_tensor(logits, mesh, [Shard(1)])))
-        torch.testing.assert_close(cut.mean.full_tensor(), one.mean, rtol=1e-9, atol=1e-11)
-
-
 def test_plain_and_spread_tensors_do_not_mix(mesh):
     x = distribute_tensor(normal(3, 7), mesh, [Shard(0)])
     with pytest.raises(ValueError, match="`k` is a plain tensor that requires a gradient beside the DTensor `x`"):

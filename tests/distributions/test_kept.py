@@ -406,8 +406,7 @@ def test_what_is_made_in_inference_mode_stays_there():
     assert theta.grad.isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace.*` is deprecated:DeprecationWarning")
-def test_traces_and_transforms_see_their_own_contents():
+def test_transforms_see_their_own_contents():
     theta, other = logits(2), logits(2, seed=1)
     design = ConditionalPoisson(logits=theta, k=K)
     expected = design.log_prob(VALUE)
@@ -416,8 +415,6 @@ def test_traces_and_transforms_see_their_own_contents():
         d = ConditionalPoisson(logits=t, k=K, validate_args=False)
         return d.log_prob(VALUE.to(t.device)) + d.entropy()
 
-    traced = torch.jit.trace(score, (theta,), check_trace=False)
-    assert traced(other).equal(score(other)) and traced(theta).equal(score(theta))
     torch.testing.assert_close(torch.vmap(score)(other), score(other), rtol=1e-12, atol=1e-12)
     gradient = torch.func.grad(lambda v: design.log_prob(v).sum())(VALUE)
     assert gradient.isfinite().all()

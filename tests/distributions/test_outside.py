@@ -156,18 +156,6 @@ def test_phantom_unit(case):
     assert law.log_prob(WRONG[2])[0] == -torch.inf and law.log_prob(WRONG[2]).shape == (2,)
 
 
-@pytest.mark.slow
-@pytest.mark.needs_torch("2.8")  # compiled designs
-def test_compiles_to_one_graph():
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def log_prob(logits, value):
-        return ConditionalPoisson(logits=logits, k=K, validate_args=False).log_prob(value)
-
-    values = torch.stack((INSIDE, WRONG[1]))
-    expected = ConditionalPoisson(logits=LOGITS[0], k=K).log_prob(INSIDE)
-    torch.testing.assert_close(log_prob(LOGITS[0], values), torch.stack((expected, expected - torch.inf)))
-
-
 def test_samples_that_remember_their_scores_have_them_scored():
     """Also where rounding took what the value could tell, and not by a law of another size."""
     logits = (40 * LOGITS).float()

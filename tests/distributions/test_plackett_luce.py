@@ -10,7 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, JitTrace_ELBO, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, config_enumerate
+from pyro.infer import SVI, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, config_enumerate
 from scipy import stats
 
 from khot import GumbelTopK, PlackettLuce, score_function
@@ -289,36 +289,19 @@ def test_vmap():
         torch.func.vmap(lambda x, k: PlackettLuce(x, k).logits)(logits, torch.tensor([1, 2, 3]))
 
 
-@pytest.mark.slow
-@pytest.mark.needs_torch("2.8")  # compiled designs
-def test_compile():
-    logits, value = normal(3, 6), normal(3, 6, seed=1).argsort(-1)[:, :3]
-
-    def log_prob(x, v):
-        return PlackettLuce(x, 3).log_prob(v)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(log_prob, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(logits, value), log_prob(logits, value))
-
-
-@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
-def test_traces_and_copies():
+def test_copies():
     logits, value = normal(3, 6), normal(3, 6, seed=1).argsort(-1)[:, :3]
 
     def log_prob(x):
         return PlackettLuce(x, 3).log_prob(value)
 
-    other = normal(3, 6, seed=2)
-    torch.testing.assert_close(torch.jit.trace(log_prob, logits)(other), log_prob(other))
     for copied in (copy.deepcopy(PlackettLuce(logits, 3)), pickle.loads(pickle.dumps(PlackettLuce(logits, 3)))):
         torch.testing.assert_close(copied.log_prob(value), log_prob(logits))
     nowhere = PlackettLuce(torch.zeros(3, 6, device="meta"), 3)
     assert nowhere.sample((2,)).shape == (2, 3, 3) and nowhere.log_prob(nowhere.sample()).shape == (3,)
 
 
-@pytest.mark.parametrize("elbo", [Trace_ELBO, TraceGraph_ELBO, JitTrace_ELBO])
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*deprecated:DeprecationWarning")
+@pytest.mark.parametrize("elbo", [Trace_ELBO, TraceGraph_ELBO])
 def test_as_a_guide(elbo):
     """A step of the score function lowers the logit of what costs more."""
     pyro.set_rng_seed(0)

@@ -184,17 +184,6 @@ def test_gradients_of_every_order():
     assert_close(torch.autograd.grad(design_of(logits).log_prob(x), x)[0], logits)
 
 
-@pytest.mark.needs_torch("2.8")  # compiled designs
-def test_in_a_graph():
-    def function(logits):
-        design = ConditionalPoisson(logits=logits, k=(1, 3), validate_args=False)
-        return design.mean, design.log_prob(value)
-
-    value = vectors(1, 3)[7]
-    compiled = torch.compile(function, fullgraph=True, backend="eager")
-    assert_close(compiled(LOGITS), function(LOGITS))
-
-
 @pytest.mark.parametrize(("low", "high"), [(0, 2), (4, 6)])
 def test_sampler(low, high):
     torch.manual_seed(0)

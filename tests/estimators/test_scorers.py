@@ -150,13 +150,6 @@ def test_contents_that_cannot_be_looked_at_are_not():
         unequal(LOGITS)
 
 
-@pytest.mark.slow
-@pytest.mark.needs_torch("2.8")  # compiled designs
-def test_compiled_graphs_compare_nothing():
-    compiled = torch.compile(unequal, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(LOGITS), sigmoid_topk(LOGITS, 2))
-
-
 def test_expanded_wrappers_keep_their_scorer():
     design = Pivotal(logits=LOGITS, k=2)
     wrapper = StraightThrough(design, log_prob=ConditionalPoisson(probs=design.mean)).expand((3, 2))

@@ -89,13 +89,3 @@ def test_draws_without_triton(one_operation: None) -> None:
     """What was built for kernels that then do not run, for example because the backend changes in between."""
     for n, k in ((9, 4), (40, 15)):
         assert (cps.sample(uniform(2, n), k, (20,)).sum(-1) == k).all()
-
-
-@pytest.mark.slow
-@pytest.mark.needs_torch("2.8")  # compiled designs
-def test_compiles_without_graph_breaks(one_operation: None) -> None:
-    compiled = torch.compile(cps.inclusion_probabilities, backend="aot_eager", fullgraph=True)
-    logits, cotangent = (4 * uniform(3, 16) - 2).requires_grad_(), uniform(3, 16, seed=1)
-    means = [f(logits, 5) for f in (compiled, cps.inclusion_probabilities)]
-    torch.testing.assert_close(*means)
-    torch.testing.assert_close(*(torch.autograd.grad(mean, logits, cotangent)[0] for mean in means))

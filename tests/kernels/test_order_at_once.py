@@ -174,23 +174,3 @@ def test_kept_numbers_belong_to_no_mode(noise):
         found_there = law.inclusion_probabilities(noise, theta, 2), law.log_prob(noise, theta, 2, values(theta, 2))
     log_prob, probs, *_ = found(noise, theta, 2, values(theta, 2))
     assert torch.equal(probs, found_there[0]) and torch.equal(log_prob, found_there[1])
-
-
-@every_noise
-def test_in_graphs(noise, monkeypatch):
-    """The operators of a compiled graph compute ordinary rows at once as well."""
-    theta, calls = rows("usual", 6, 2).requires_grad_(), []
-    value = values(theta.detach(), 2)
-    at_once = order_inclusion_at_once.inclusion
-
-    def function(t):
-        return law.log_prob(noise, t, 2, value).sum(0) + law.inclusion_probabilities(noise, t, 2).square().sum(-1)
-
-    expected = function(theta)
-    with monkeypatch.context() as patch:
-        patch.setattr(order_inclusion_at_once, "inclusion", lambda *args: calls.append(at_once(*args)) or calls[-1])
-        result = torch.compile(function, fullgraph=True, backend="aot_eager")(theta)
-        gradient = torch.autograd.grad(result.sum(), theta)[0]
-    assert calls and all(found is not None for found in calls)
-    torch.testing.assert_close(result, expected, rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), theta)[0], rtol=1e-12, atol=1e-12)

@@ -377,13 +377,3 @@ def test_huge_rows_against_closed_forms(n: int, k: int) -> None:
     close(probs.sum(), float(k), 1e-13)
     assert cps.sample(logits, k).sum() == k
     close(solve_logits(probs, k), logits - logits.mean(), 1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.needs_torch("2.8")  # compiled designs
-def test_compiles_without_graph_breaks() -> None:
-    compiled = torch.compile(cps.inclusion_probabilities, backend="aot_eager", fullgraph=True)
-    logits, cotangent = normal(3, 60).requires_grad_(), normal(3, 60, seed=1)
-    means = [f(logits, 20) for f in (compiled, cps.inclusion_probabilities)]
-    close(*means)
-    close(*(torch.autograd.grad(mean, logits, cotangent)[0] for mean in means))

@@ -7,8 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from khot._distributed.draws import RowsOfMany, drawing
-from khot.kernels.random_numbers import MOST, _integers, log_exponential, log_exponential_of
+from khot.kernels.random_numbers import MOST, log_exponential, log_exponential_of
 
 
 def exact(integer):
@@ -55,11 +54,3 @@ def test_law():
     noise = log_exponential_of(integers, torch.float32).double()
     assert noise.mean().item() == pytest.approx(-0.5772156649, abs=5 * math.pi / math.sqrt(6 * 10**5))
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.05)
-
-
-def test_integers_of_rows_of_many_belong_to_their_places():
-    def integers(first, rows):
-        with drawing(RowsOfMany(torch.tensor([7]), first, rows)):
-            return _integers((2, rows, 5), torch.device("cpu"), None)
-
-    assert torch.equal(torch.cat((integers(0, 2), integers(2, 1)), 1), integers(0, 3))

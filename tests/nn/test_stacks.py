@@ -233,7 +233,6 @@ ANNEALED = [
     (partial(MagnitudeSparsity, 0.5, strength=0.3), "strength", FALLING),
     (partial(TokenChoice, 3), "k", SIZES),
     (partial(TokenChoice, 3, capacity=2), "capacity", [1 + i % 6 for i in range(20)]),
-    pytest.param(partial(KHotGate, N, 3), "k", SIZES, marks=pytest.mark.needs_torch("2.8")),  # compiled designs
     (partial(FenchelYoungTopKLoss, 2), "strength", FALLING),
     (partial(TopKCrossEntropyLoss, [1.0]), "softness", FALLING),
 ]

@@ -105,7 +105,6 @@ def test_plain_arguments():
     assert is_plain(X, torch.nn.Parameter(X), 2, "a", None) and call_of(X) is call_of(X, 1)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
 def test_plain_surroundings():
     seen = []
 
@@ -115,7 +114,6 @@ def test_plain_surroundings():
 
     torch.vmap(look)(X)
     torch.func.jvp(look, (X,), (X,))
-    torch.jit.trace(look, X, check_trace=False)
     with torch.autograd.forward_ad.dual_level():
         look(X)
     with FlopCounterMode(display=False):

@@ -24,8 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast, ove
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
-from khot._tracing import is_one_operation, one_operation
+from khot._host import is_moved_to_host, on_host
+from khot._refusals import refuse_subclass, refuse_trace, tracks_dependencies
+from khot._torch_internals import is_tracing
 from khot._validation import places, too_many
 
 from .placements import (
@@ -105,7 +108,7 @@ def of_rows(
     in_parts: bool | Callable[[dict[str, Any]], bool] = False,
     needs_float64: bool = True,
 ) -> Any:
-    """Decorator for a function of rows: makes it accept DTensors, and makes it one operation for tracers.
+    """Decorator for a function of rows: decides which tensors it takes, and makes it accept DTensors.
 
     Args:
         function: A function whose first argument, if a tensor, contains the rows. Its axes are named by ``dim``;
@@ -116,18 +119,27 @@ def of_rows(
         batch_first: Whether the result begins with the axes of the batch, and does not have those of the rows.
         in_parts: Whether it calls :func:`shards_of_rows` to handle sharded rows; or a function of its arguments for
             that.
-        needs_float64: See :func:`khot._tracing.one_operation`.
+        needs_float64: Whether it runs on the host if the device of its tensors has no float64.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        traced = one_operation(needs_float64=needs_float64)(function)
         signature = inspect.signature(function)
         known = tuple(name for name in (*NUMBERS, *numbers) if name in signature.parameters)
         handles = in_parts if callable(in_parts) else lambda arguments: bool(in_parts)
         layout, most = Layout(signature, rows, known, batch_first, handles), places(signature)
 
-        def spread(*args: P.args, **kwargs: P.kwargs) -> R:  # separate because Dynamo cannot trace Layout
-            return cast(R, _Call(traced, layout, signature.bind(*args, **kwargs)).run())
+        def elsewhere(*args: Any, **kwargs: Any) -> Any:
+            refuse_trace()
+            values = (*args, *kwargs.values())
+            if has_dtensor(values):
+                return _Call(function, layout, signature.bind(*args, **kwargs)).run()
+            if tracked := [value for value in values if tracks_dependencies(value)]:
+                return handle_torch_function(elsewhere, tracked, *args, **kwargs)
+            if needs_float64 and is_moved_to_host(args, kwargs):
+                return on_host(function, args, kwargs)
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                refuse_subclass(name, value)
+            return function(*args, **kwargs)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -135,7 +147,7 @@ def of_rows(
                 raise too_many(function.__name__, signature, len(args))
             if torch.compiler.is_compiling() or not is_handed_over(args, kwargs, needs_float64):
                 return function(*args, **kwargs)
-            return (spread if _have_dtensor(args, kwargs) else traced)(*args, **kwargs)
+            return cast(R, elsewhere(*args, **kwargs))
 
         return with_own_code(call, function.__name__)
 
@@ -153,11 +165,10 @@ def with_own_code(call: Callable[P, R], name: str) -> Callable[P, R]:
 
 def is_handed_over(args: tuple[Any, ...], kwargs: dict[str, Any], needs_float64: bool = True) -> bool:
     """Whether :func:`of_rows` does anything more than run a call; must not be called under Dynamo."""
-    return _have_dtensor(args, kwargs) or is_one_operation(args, kwargs, needs_float64)
-
-
-def _have_dtensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return has_dtensor(args) or (bool(kwargs) and has_dtensor(kwargs.values()))
+    values = (*args, *kwargs.values()) if kwargs else args
+    if is_tracing() or has_torch_function(values) or has_dtensor(values):
+        return True
+    return needs_float64 and is_moved_to_host(args, kwargs)
 
 
 class _Call:

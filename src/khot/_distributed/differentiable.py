@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .shards import Shards, shards_of_rows
+from .shards import Shards
 
-__all__ = ["seen_by_parts", "sum_of_parts", "sum_seen_by_items"]
+__all__ = ["seen_by_parts", "sum_of_parts"]
 
 
 class _Sum(Function):
@@ -50,11 +50,3 @@ def seen_by_parts(shards: Shards, *values: Tensor) -> tuple[Tensor, ...]:
     """Float64 numbers of rows as the local items use them; their derivative takes one collective for all of them."""
     together: Tensor = _Seen.apply(torch.stack(values), shards)
     return together.unbind()
-
-
-def sum_seen_by_items(x: Tensor) -> Tensor:
-    """``x.sum(-1, keepdim=True)`` for rows that are whole or in parts, for use by their items; differentiable."""
-    shards = None if torch.compiler.is_compiling() else shards_of_rows()
-    if shards is None:
-        return x.sum(-1, keepdim=True)
-    return seen_by_parts(shards, *sum_of_parts(shards, x.sum(-1)))[0].unsqueeze(-1)

@@ -35,10 +35,13 @@ def has_dtensor(values: Iterable[Any]) -> bool:
     return False
 
 
-def everywhere(value: Tensor) -> Tensor:
-    """A plain tensor as it is; a DTensor as the whole tensor, on every process."""
-    dtensor: Any = value
-    return dtensor.full_tensor() if is_dtensor(value) else value
+def refuse_dtensor(name: str, value: Any) -> None:
+    """Raises a TypeError for a DTensor, which designs do not take."""
+    if is_dtensor(value):
+        raise TypeError(
+            f"`{name}` must be a plain tensor, but got a DTensor: pass {name}.full_tensor() if its rows are sharded; "
+            f"if its batch is, pass {name}.to_local(), and give each process a generator of its own"
+        )
 
 
 def replicated(mesh: "DeviceMesh") -> "list[Placement]":

@@ -16,7 +16,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Shards", "row_sums", "shards_of_rows", "spread_over"]
+__all__ = ["Shards", "shards_of_rows", "spread_over"]
 
 
 class Shards(NamedTuple):
@@ -88,13 +88,6 @@ _state = _State()
 def shards_of_rows() -> Shards | None:
     """The processes that hold the other parts of the rows that this thread handles; None if rows are whole."""
     return _state.current
-
-
-def row_sums(*values: Tensor) -> list[Tensor]:
-    """Sums of rows, whole or in parts, along the last axis; not differentiable if they are in parts."""
-    sums = [value.sum(-1) for value in values]
-    shards = None if torch.compiler.is_compiling() else shards_of_rows()
-    return sums if shards is None else shards.sum(*sums)
 
 
 @contextmanager

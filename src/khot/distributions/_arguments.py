@@ -11,8 +11,9 @@ from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
 from khot._contents import can_look
-from khot._distributed.placements import is_dtensor
-from khot._tracing import broadcast_shapes, has_float64, shape_of, untraced
+from khot._distributed.placements import refuse_dtensor
+from khot._host import has_float64
+from khot._shapes import broadcast_shapes
 from khot._validation import as_int, check_choice, check_floating, check_strided
 
 Init = TypeVar("Init", bound=Callable[..., None])
@@ -53,7 +54,6 @@ def without_relaxation(init: Init) -> Init:
     return cast(Init, checked)
 
 
-@untraced
 def checked_param(name: str, value: Any) -> Tensor:
     check_floating(name, value, are_scores=name == "logits")
     if value.dim() < 1 or value.shape[-1] < 1:
@@ -68,14 +68,12 @@ def checked_param(name: str, value: Any) -> Tensor:
 
 def checked_size(k: Any, param: Tensor) -> Tensor:
     """An int as a tensor of the batch shape of ``param``; a tensor as it is, on the device of ``param``."""
-    shape = shape_of(param)
+    shape = param.shape
     n = shape[-1]
     if isinstance(k, tuple):
         raise TypeError(f"`k` must be an int or an integer tensor, but got k={k!r}; {RANGE_ADVICE}")
     _check_integers("k", k)
     if isinstance(k, Tensor):
-        if is_dtensor(k) and not is_dtensor(param):
-            raise TypeError("the parameter must be a DTensor, too, if `k` is one: distribute it first")
         return k.to(param.device, torch.long)
     if not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
@@ -84,6 +82,7 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
 
 def _check_integers(name: str, k: Any) -> None:
     if isinstance(k, Tensor):
+        refuse_dtensor(name, k)
         check_strided(name, k)
         if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
             raise TypeError(f"`{name}` must be an int or an integer tensor, but got a tensor of dtype {k.dtype}")
@@ -106,13 +105,12 @@ def checked_range(k: tuple[Any, ...], n: int) -> tuple[int | Tensor, int | Tenso
 
 def broadcast_with_k(name: str, param: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """The parameter ``(*batch, n)`` and ``k``, both expanded to their common batch shape."""
-    own_shape = shape_of(param)[:-1]
+    own_shape = param.shape[:-1]
     try:
-        batch_shape = broadcast_shapes(own_shape, shape_of(k))
+        batch_shape = broadcast_shapes(own_shape, k.shape)
     except RuntimeError:
         raise ValueError(
-            f"`k` must broadcast with the batch shape {tuple(own_shape)} of `{name}`, "
-            f"but got shape {tuple(shape_of(k))}"
+            f"`k` must broadcast with the batch shape {tuple(own_shape)} of `{name}`, but got shape {tuple(k.shape)}"
         ) from None
     if batch_shape != own_shape:
         param = param.expand(*batch_shape, -1)
@@ -128,9 +126,8 @@ def broadcast_with_prior(param: Tensor, k: tuple[Any, ...]) -> tuple[Tensor, Ten
         got = f"a tensor of dtype {log_prior.dtype}" if isinstance(log_prior, Tensor) else repr(log_prior)
         raise TypeError(f"`k[2]`, the log-probabilities of the sizes, must be a floating-point tensor, but got {got}")
     check_strided("k[2]", log_prior)
-    if is_dtensor(log_prior):
-        raise NotImplementedError("`k[2]`, the log-probabilities of the sizes, must not be a DTensor")
-    shape, own_shape = shape_of(log_prior), shape_of(param)[:-1]
+    refuse_dtensor("k[2]", log_prior)
+    shape, own_shape = log_prior.shape, param.shape[:-1]
     number = high - low + 1
     try:
         batch_shape = broadcast_shapes(own_shape, shape[:-1])

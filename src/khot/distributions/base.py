@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from inspect import signature
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from pyro.distributions import MaskedDistribution, TorchDistribution
@@ -12,32 +12,61 @@ from torch.distributions.constraints import Constraint
 from torch.types import _size as SizeLike
 
 from khot._contents import can_look, has_contents
-from khot._names import names_in_code
-from khot._torch_internals import attributes_of, instance_of, is_tracing, may_record, validates
-from khot._tracing import broadcast_shapes, untraced
+from khot._shapes import broadcast_shapes
+from khot._torch_internals import may_record, validates
 from khot._validation import check_value, checked_shape, name_init
 from khot.laws.kept import Snapshot
 
+from .entry import entry, unwatched, with_function
+
 Law = TypeVar("Law", bound="KHotDistribution")
+R = TypeVar("R")
+
+ENTRIES = (  # members that users call
+    "__init__",
+    "expand",
+    "probs",
+    "logits",
+    "log_odds",
+    "size_probs",
+    "mean",
+    "variance",
+    "pairwise_inclusion",
+    "covariance_matrix",
+    "mode",
+    "sample",
+    "rsample",
+    "sample_indices",
+    "log_prob",
+    "entropy",
+    "enumerate_support",
+    "to_khot",
+    "from_scores",
+    "attach_gradient",
+)
 
 
 class KHotDistribution(TorchDistribution):
     """A distribution over vectors of n units, whose shapes and values are checked in one place.
 
-    With validation on, contents are checked if there are any: not those of meta tensors, fake tensors, or tensors that
-    a compiler traces. In a trace of torch.jit, the contents of values are checked when the trace runs.
+    With validation on, contents are checked if there are any, which is not so for meta tensors and fake tensors.
+
+    Attributes:
+        provenance: What Pyro's provenance tensors among the parameters depend on.
     """
 
     parameter_name = "logits"
     _derived: tuple[Snapshot, dict[str, Any]] | None = None  # see `derived`
     _shared_k: int | None = None  # the size, if it is known to be the same in all rows
     _log_prob: Any  # log-probability of values in the support
-    _known_names: ClassVar[tuple[str, ...]] = ()  # among which a graph finds the attributes
+    provenance: frozenset[Any] = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         name_init(cls)
-        cls._known_names = names_in_code(cls)
+        for name in ENTRIES:
+            if name in vars(cls):
+                setattr(cls, name, with_function(vars(cls)[name], entry))
 
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
@@ -56,7 +85,7 @@ class KHotDistribution(TorchDistribution):
                 return
             self._validate_range()
         # Inside transforms of torch.func, torch's own checks can read the contents.
-        if looks or (has_contents(*tensors) and not is_tracing() and validates(*tensors)):
+        if looks or (has_contents(*tensors) and validates(*tensors)):
             super().__init__(self._batch_shape, self._event_shape, validate_args=validate_args)
         if looks:
             self._validate_contents()
@@ -74,14 +103,14 @@ class KHotDistribution(TorchDistribution):
     def _validate_contents(self) -> None:
         """Checks the contents of the parameters, beyond their ``arg_constraints``."""
 
+    @entry
     def sample(self, sample_shape: SizeLike = Size(), *, generator: torch.Generator | None = None) -> Tensor:
         """Draws without gradient, ``sample_shape + batch_shape + event_shape``.
 
         Args:
             sample_shape: Shape of the independent draws.
             generator: Source of randomness on the device of the parameters; by default torch's own. Inside a vmap its
-                numbers follow ``randomness``, as those of the default one do. ``torch.compile`` cannot trace
-                generators, so graphs break here.
+                numbers follow ``randomness``, as those of the default one do.
         """
         with torch.no_grad():
             return draw(self, sample_shape, generator, "rsample")
@@ -111,14 +140,9 @@ class KHotDistribution(TorchDistribution):
         """The same law without validation: values outside the support have a log-probability, too."""
         return instance_of(type(self), self.__getstate__() | {"_validate_args": False})
 
+    @unwatched
     def derived(self, name: str, make: Callable[[Any], Any]) -> Any:
-        """``make(self)``, computed once, and again when the parameters have changed.
-
-        A compiler records the operations each time, and removes repeated ones itself.
-        """
-        if torch.compiler.is_compiling():
-            with torch.enable_grad():
-                return make(self)
+        """``make(self)``, computed once, and again when the parameters have changed."""
         found = self._derived_now()
         if name not in found:
             with torch.set_grad_enabled(may_record()):  # later callers may need the graph
@@ -148,18 +172,14 @@ class KHotDistribution(TorchDistribution):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for copies and pickles, without computed values, whose graph cannot be copied."""
-        return {name: value for name, value in self._attributes().items() if name != "_derived"}
+        return {name: value for name, value in vars(self).items() if name != "_derived"}
 
     def _blank(self: Law, instance: Law | None = None) -> Law:
         """The given object, which has no attributes yet; a new one if there is none."""
         return instance_of(type(self), {}) if instance is None else instance
 
-    def _attributes(self) -> dict[str, Any]:
-        """All attributes of this object by name; to be read only."""
-        return attributes_of(self, self._known_names)
-
     def _tensors(self) -> list[Tensor]:
-        return [value for value in self._attributes().values() if isinstance(value, Tensor)]
+        return [value for value in vars(self).values() if isinstance(value, Tensor)]
 
     def _has_contents(self, *tensors: Tensor) -> bool:
         """Whether these tensors and the parameters have contents; see :func:`khot._contents.has_contents`."""
@@ -172,7 +192,6 @@ class KHotDistribution(TorchDistribution):
     def _extended_shape(self, sample_shape: SizeLike = Size()) -> Size:
         return Size(checked_shape("sample_shape", sample_shape) + self.batch_shape + self.event_shape)
 
-    @untraced
     def _validate_sample(self, value: Tensor) -> None:
         """As in torch; but if rows differ in k, a value for several rows, as in enumeration over k, must fit one."""
         check_value(value)
@@ -221,6 +240,13 @@ class KHotDistribution(TorchDistribution):
                 f"a value must have a shape that broadcasts with batch_shape + event_shape, "
                 f"{tuple(self.batch_shape + self.event_shape)}, with the same last axis, but got {tuple(value.shape)}"
             )
+
+
+def instance_of(kind: type[R], attributes: dict[str, Any]) -> R:
+    """An object with these attributes, made without a call of ``__init__``."""
+    new = object.__new__(kind)
+    vars(new).update(attributes)
+    return new
 
 
 def is_half(dtype: torch.dtype) -> bool:

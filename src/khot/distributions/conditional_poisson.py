@@ -2,7 +2,6 @@
 
 import math
 import operator
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -12,13 +11,9 @@ from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
 from khot._contents import can_look, is_finite
-from khot._distributed.batch import SpreadBatch
-from khot._distributed.shards import Shards, shards_of_rows, spread_over
-from khot._tracing import one_operation, shape_of
 from khot._validation import check_generator, checked_shape
 from khot.constraints import k_hot
 from khot.laws import conditional_poisson as law
-from khot.laws import conditional_poisson_parts as law_of_parts
 from khot.laws import size_prior
 from khot.laws.inverse import solve_logits
 from khot.laws.largest_entropy import largest_entropy
@@ -43,10 +38,6 @@ class ConditionalPoisson(SamplingDesign):
     Everything is exact and computed in float64 at O(n log² n) cost: sampling, ``log_prob``, ``mean``
     :math:`= \pi = \nabla_\theta \log Z` and ``entropy``. All of it is differentiable to any order. ``log_prob`` is
     linear in the value, so a straight-through sample has the exact gradient of the entropy.
-
-    For a DTensor with sharded rows, ``log_prob``, ``mean`` and ``entropy`` need only sums over the processes, of at
-    most 31 complex numbers per row, unless almost all units are certain. A draw gathers the logits, so that their tree
-    does not depend on the number of processes.
 
     On a CPU, a batch of more than 131072 logits takes at most 16 times their memory in float32, because the product
     trees are built for a few rows at a time, and again for derivatives. A smaller batch is processed as a whole, with
@@ -82,7 +73,6 @@ class ConditionalPoisson(SamplingDesign):
         TypeError: If an argument has the wrong type or dtype.
         ValueError: If both or neither of ``probs`` and ``logits`` are given, a range of sizes is given with ``probs``,
             or shapes or values are out of range.
-        NotImplementedError: If a range of sizes is given and ``logits`` are a DTensor.
 
     References:
         [1] Chen, Dempster, Liu (1994), "Weighted finite population sampling to maximize entropy", Biometrika 81(3).
@@ -101,7 +91,6 @@ class ConditionalPoisson(SamplingDesign):
         tensor([0.1974, 0.1974, 0.3552])
     """
 
-    _knows_parts = True
     _shared_ends: tuple[int, int] | None = None  # the range of all rows, if it is given as ints
     log_prior: Tensor | None = None  # the log-prior of the size as given, with the batch shape `(..., high - low + 1)`
 
@@ -124,9 +113,7 @@ class ConditionalPoisson(SamplingDesign):
             return super()._sized(param, k)
         if self.parameter_name == "probs":
             raise ValueError(f"a range of sizes needs `logits`, but got `probs` with k={k!r}")
-        if self.spread is not None:
-            raise NotImplementedError(f"`logits` that are a DTensor need one `k`, but got the range k={k!r}")
-        low, high = checked_range(k[:2] if len(k) == 3 else k, shape_of(param)[-1])
+        low, high = checked_range(k[:2] if len(k) == 3 else k, param.shape[-1])
         if len(k) == 3:
             param, self.log_prior = broadcast_with_prior(param, k)
         if isinstance(low, int) and isinstance(high, int):
@@ -188,39 +175,12 @@ class ConditionalPoisson(SamplingDesign):
     @lazy_property
     def probs(self) -> Tensor:
         """Inclusion probabilities P(x_i = 1)."""
-        if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
-            return self._of_parts(law_of_parts.inclusion_probabilities, shards)
         return self._inclusion.to(self.logits.dtype, copy=True)
 
     @lazy_property
     def _inclusion(self) -> Tensor:
         """``probs`` in float64, computed from ``logits``. Not shared with users, so other results may be made of it."""
         return cast(Tensor, self._law.inclusion_probabilities(self.logits, self.size, self.kept))
-
-    def works_on_parts(self, member: str) -> bool:
-        if self.spread is None or not self.spread.is_cut:
-            return False
-        if self.parameter_name == "probs":
-            return member in ("mean", "mode")
-        return member == "mode" or (member in ("probs", "mean", "log_prob", "entropy") and self._has_spread)
-
-    @lazy_property
-    def _has_spread(self) -> bool:
-        """For a design with sharded rows: whether sums give the law of the number of ones."""
-        here, shards = cast(ConditionalPoisson, self.parts_here), cast(SpreadBatch, self.spread).in_parts().shards
-        with spread_over(shards):
-            return law_of_parts.has_spread(here.logits, here.k, here._open_centre, shards)
-
-    @lazy_property
-    def _open_centre(self) -> Tensor:
-        """For sharded rows: the point around which their laws are expanded."""
-        return law_of_parts.open_centre(self.logits, self.k, cast(Shards, shards_of_rows()))
-
-    def _of_parts(self, function: Callable[..., Tensor], shards: Shards) -> Tensor:
-        return function(self.logits, self.k, self._open_centre, shards).to(self.parameter.dtype)
-
-    def log_prob_of_parts(self, value: Tensor, shards: Shards) -> Tensor:
-        return law_of_parts.log_prob(self.logits, self.k, value, self._open_centre, shards).to(self.parameter.dtype)
 
     @property
     def pairwise_inclusion(self) -> Tensor:
@@ -267,7 +227,6 @@ class ConditionalPoisson(SamplingDesign):
                 )
         return super().sizes(wanted)
 
-    @one_operation
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All k-hot vectors along a new first dimension: by size, and then in lexicographic order of positions.
 
@@ -277,7 +236,7 @@ class ConditionalPoisson(SamplingDesign):
         """
         if not self.size_varies:
             return super().enumerate_support(expand)
-        n, (low, high) = operator.index(self.event_shape[0]), self.shared_ends("enumerate_support")
+        n, (low, high) = operator.index(self.event_shape[0]), self._ends_of_all_rows("enumerate_support")
         counts = {size: math.comb(n, size) for size in range(low, high + 1)}
         if (count := sum(counts.values())) > MAX_SUPPORT:
             raise ValueError(
@@ -289,7 +248,7 @@ class ConditionalPoisson(SamplingDesign):
         values = values.view(count, *(1,) * len(batch_shape), n)
         return values.expand(count, *batch_shape, n) if expand else values
 
-    def shared_ends(self, wanted: str) -> tuple[int, int]:
+    def _ends_of_all_rows(self, wanted: str) -> tuple[int, int]:
         """The range of sizes that all rows have in common; 0 to 0 if there are no rows.
 
         Raises:
@@ -313,8 +272,6 @@ class ConditionalPoisson(SamplingDesign):
         return self._law.log_prob(self.logits, self.size, value, self.kept).to(self.parameter.dtype)
 
     def entropy(self) -> Tensor:
-        if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
-            return self._of_parts(law_of_parts.entropy, shards)
         if self.parameter_name == "probs":
             return largest_entropy(self.probs, self.logits, self.size, self.kept).to(self.parameter.dtype)
         inclusion = self._found("_inclusion")

@@ -14,10 +14,6 @@ from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
 from khot._contents import looks_at_contents
-from khot._distributed.batch import SpreadBatch
-from khot._distributed.placements import is_dtensor
-from khot._torch_internals import is_tracing
-from khot._tracing import overrides_functions, shape_of
 from khot._validation import as_int, check_flag, check_function, checked_positive
 from khot.constraints import k_hot
 from khot.kernels.exact.small_numbers import log_odds
@@ -29,7 +25,6 @@ from khot.relaxations.mask_log_odds import mask_log_odds
 from ._arguments import broadcast_with_k, checked_param, checked_size, in_short, shapes_of
 from .base import draw
 from .checked import CheckedDesign
-from .members import traced_through
 from .rounding import unrounded
 
 POSTERIOR_ADVICE = (
@@ -65,10 +60,7 @@ class SamplingDesign(CheckedDesign):
     ``mode``. ``expand`` and copies work without further code if every tensor among the attributes starts with
     ``batch_shape``.
 
-    The parameter may be a ``torch.distributed.tensor.DTensor``; the results are then DTensors too. Each process works
-    on its own rows, and draws follow one seed, whatever the number of processes. Sharded rows are gathered when the
-    design is made, except in order sampling designs and :class:`~khot.ConditionalPoisson`. For these the guide "at
-    scale" lists which members use sums and candidates, and which gather the rows when they are called.
+    Tensors are plain: for a ``torch.distributed.tensor.DTensor`` the guide "at scale" has a recipe.
 
     With a parameter in bfloat16 or float16 every result is that of float32, rounded, and draws are the same. A sum of
     rounded probabilities may not determine the size, in these types for k in the hundreds and in float32 for k of
@@ -121,9 +113,6 @@ class SamplingDesign(CheckedDesign):
             raise ValueError(f"expected exactly one of `probs` and `logits`, but got {got}")
         self.parameter_name = "logits" if probs is None else "probs"
         param = checked_param(self.parameter_name, logits if probs is None else probs)
-        self.spread = SpreadBatch.of(self.parameter_name, param) if is_dtensor(param) else None
-        if self.spread is not None:
-            param = self.spread.lead if self._knows_parts else self.spread.whole_rows
         if k is None and probs is None:
             raise ValueError(
                 f"`k`, the number of ones, is required with `logits`: write {type(self).__name__}(logits=logits, k=2). "
@@ -133,22 +122,14 @@ class SamplingDesign(CheckedDesign):
         check_flag("validate_args", validate_args, optional=True)
         param, *ends = self._sized(param, k)
         self._set_ends(*ends)
-        shape = shape_of(param)
+        shape = param.shape
         batch_shape, event_shape = shape[:-1], shape[-1:]
-        if self.spread is not None and self.spread.shape != batch_shape:  # k has more rows
-            self.spread = self.spread.expanded(batch_shape)
         setattr(self, self.parameter_name, param)
         self.kept = Kept()
         self._shared_k = None if k is None or isinstance(k, (Tensor, tuple)) else as_int(k)
         self.relaxation = relaxation
-        self.overridden = overrides_functions(param, temperature)
         self.temperature = checked_positive("temperature", temperature, batch_shape)
-        self._check_rows_here = validate_args
-        if self.spread is not None:
-            validate_args = self._validate_spread(validate_args)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
-        if is_tracing() and self.relaxes_logits:
-            self.__dict__["probs"] = self.probs  # for the operations of a trace, as the relaxation may hold tensors
 
     def __repr__(self) -> str:
         shown = {self.parameter_name: self.parameter, "k": self.size}
@@ -178,7 +159,6 @@ class SamplingDesign(CheckedDesign):
         return k_hot(self.size)
 
     @lazy_property
-    @traced_through
     def probs(self) -> Tensor:
         """The target inclusion probabilities of the design."""
         probs = self.relaxation(self.logits, self.size, self.temperature)
@@ -191,24 +171,22 @@ class SamplingDesign(CheckedDesign):
     def log_odds(self) -> Tensor:
         """Float64 log-odds of ``probs``, infinite for certain units; accurate for scores even where ``probs`` round."""
         found = None
-        if self.relaxes_logits and not torch.compiler.is_compiling():  # the tracer cannot tell what has a link
+        if self.relaxes_logits:
             found = mask_log_odds(self.relaxation, self.logits, self.size, self.temperature)
         return log_odds(self.probs.double()) if found is None else found
 
     def _found(self, name: str) -> Tensor | None:
         """A lazy property that was computed already, or else None."""
-        if name in self.__dict__ or torch.compiler.is_compiling():
+        if name in self.__dict__:
             return self.__dict__.get(name)
         return self._derived_now().get(name)
 
     @lazy_property
-    @traced_through
     def logits(self) -> Tensor:
         """The scores from which ``probs`` were computed."""
         raise AttributeError(f"this {type(self).__name__} was made from `probs` and has no `logits`")
 
     @property
-    @traced_through
     def mean(self) -> Tensor:
         """Inclusion probabilities P(x_i = 1)."""
         return self.probs

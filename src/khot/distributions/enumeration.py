@@ -9,7 +9,7 @@ from torch import Tensor
 
 from khot.laws.subsets import k_hot_vectors, k_hot_vectors_of_rank
 
-from .spread_design import SpreadDesign
+from .rows import DesignOfRows
 
 MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists; a longer list would not fit into memory
 LISTED = 2**20  # units of the k-hot vectors that a sum over all of them lists at a time: 8 MB
@@ -20,7 +20,7 @@ DIFFERENT_SIZES_ADVICE = (
 )
 
 
-class EnumeratedDesign(SpreadDesign):
+class EnumeratedDesign(DesignOfRows):
     """A design whose moments, entropy and mode are sums over all k-hot vectors unless a subclass overrides them."""
 
     has_enumerate_support = True

@@ -81,12 +81,6 @@ class GumbelTopK(OrderSampling):
             return self.logits
         return law.solve_positions(self._noise, self.probs, self.size)
 
-    def _positions_of_parts(self) -> bool:
-        return self.parameter_name == "logits"  # positions for given probabilities need all units
-
-    def _integrates(self, member: str) -> bool:
-        return True
-
     @property
     def mean(self) -> Tensor:
         """Inclusion probabilities P(x_i = 1)."""

@@ -20,13 +20,14 @@ from torch import Tensor
 from torch.distributions import OneHotCategorical, kl_divergence, register_kl
 
 from khot._contents import can_look
-from khot._tracing import broadcast_shapes, one_operation
+from khot._shapes import broadcast_shapes
 from khot.kernels.exact.rows import compute_dtype
 from khot.laws import size_prior
 from khot.laws.conditional_poisson import log_prob
 
 from .conditional_poisson import ConditionalPoisson
 from .design import SamplingDesign
+from .entry import entry
 from .phantom_unit import PhantomUnit
 
 Divergence = Callable[[Any, Any], Tensor]
@@ -47,8 +48,8 @@ def _rounded(divergence: Divergence) -> Divergence:
 
 
 @register_kl(SamplingDesign, ConditionalPoisson)
+@entry
 @_rounded
-@one_operation
 def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
     """E_p[log p - log q], evaluated at the mean of p, as log q is linear; infinite if p has a size that q lacks."""
     if p.event_shape != q.event_shape or p.enumerates("entropy"):
@@ -88,8 +89,8 @@ def _expected_log_prob(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
 
 
 @register_kl(PhantomUnit, PhantomUnit)
+@entry
 @_rounded
-@one_operation
 def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
     """The divergence of the wrapped designs; infinite if p has a size that q lacks."""
     if p.event_shape != q.event_shape:
@@ -106,8 +107,8 @@ def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
 
 
 @register_kl(SamplingDesign, SamplingDesign)
+@entry
 @_rounded
-@one_operation
 def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
     terms = _number_of_vectors(p)
     if terms > MAX_TERMS:
@@ -132,23 +133,22 @@ def _number_of_vectors(design: SamplingDesign) -> int:
     fixed = design.wrapped if isinstance(design, PhantomUnit) else design
     n = operator.index(fixed.event_shape[0])
     if fixed.size_varies:
-        low, high = fixed.shared_ends("a divergence by enumeration")
+        low, high = fixed._ends_of_all_rows("a divergence by enumeration")
         return sum(math.comb(n, size) for size in range(low, high + 1))
-    counts = [math.comb(n, k) for k in fixed.sizes("a divergence by enumeration")]
-    return max(counts) if counts else 0  # torch.compile does not know `default=0`
+    return max((math.comb(n, k) for k in fixed.sizes("a divergence by enumeration")), default=0)
 
 
 @register_kl(SamplingDesign, OneHotCategorical)
+@entry
 @_rounded
-@one_operation
 def _kl_to_one_hot(p: SamplingDesign, q: OneHotCategorical) -> Tensor:
     divergence = _of_single_units(_log_prob_of_single_units(p, q), _log_probs(q))
     return torch.where((p.k == 1) & (p.largest_k == 1), divergence, torch.inf)
 
 
 @register_kl(OneHotCategorical, SamplingDesign)
+@entry
 @_rounded
-@one_operation
 def _kl_from_one_hot(p: OneHotCategorical, q: SamplingDesign) -> Tensor:
     return _of_single_units(_log_probs(p), _log_prob_of_single_units(q, p))
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 
-from khot._distributed.differentiable import sum_seen_by_items
 from khot._validation import check_choice
 from khot.kernels import order_sampling
 from khot.kernels.order_sampling.noises import LOGISTIC
@@ -94,7 +93,7 @@ class ParetoSampling(OrderSampling):
         z = log_odds.masked_fill(log_odds.isinf(), 0.0)
         p, q = torch.sigmoid(z), torch.sigmoid(-z)
         spread = (p * q).masked_fill(log_odds.isinf(), 0.0)
-        d = sum_seen_by_items(spread)
+        d = spread.sum(-1, keepdim=True)
         return log_odds - spread * (p - q) / 2 / d.clamp(min=LEAST_SPREAD).square()
 
     @lazy_property
@@ -103,9 +102,6 @@ class ParetoSampling(OrderSampling):
             return order_sampling.rank_centre(self._positions.detach(), self.size)
         # Positions are close to log-odds whose probabilities sum to k.
         return self._positions.new_zeros(self.batch_shape, dtype=torch.float64)
-
-    def _positions_of_parts(self) -> bool:
-        return self.adjust != "exact" and super()._positions_of_parts()
 
     @property
     def mean(self) -> Tensor:

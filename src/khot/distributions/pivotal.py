@@ -8,7 +8,7 @@ from torch.types import _size as SizeLike
 
 from khot._validation import check_generator, checked_shape
 from khot.kernels.draws import pivotal_draw
-from khot.kernels.random_numbers.philox import draw_seed, first_place
+from khot.kernels.random_numbers.philox import FIRST, draw_seed
 from khot.laws import pivotal as law
 from khot.relaxations import sigmoid_topk
 
@@ -85,5 +85,5 @@ class Pivotal(DesignInOrder):
             if kernel is None:
                 return self._draw_by_rows(law.draw_in_random_order, sample_shape, generator)
             seed = draw_seed(probs.device, generator)
-            drawn = kernel(probs, self.k, seed, first_place(), draws, self.parameter.dtype)
+            drawn = kernel(probs, self.k, seed, FIRST, draws, self.parameter.dtype)
             return drawn.view(self._extended_shape(sample_shape))

@@ -10,19 +10,17 @@ from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
 from khot._contents import can_look, is_finite
-from khot._distributed.batch import SpreadBatch
-from khot._distributed.placements import everywhere, is_dtensor
-from khot._tracing import broadcast_shapes, shape_of
+from khot._shapes import broadcast_shapes
 from khot._validation import as_int, check_flag, check_generator, check_strided, checked_shape
 from khot.constraints import ranking
 from khot.laws import plackett_luce as law
 
 from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short
 from .enumeration import LISTED, MAX_SUPPORT
-from .spread_design import SpreadDesign
+from .rows import DesignOfRows
 
 
-class PlackettLuce(SpreadDesign):
+class PlackettLuce(DesignOfRows):
     r"""Chooses k of n units one after another, each in proportion to its weight among the remaining units.
 
     .. math:: P(v_1, \dots, v_k) = \prod_{j=1}^{k}
@@ -41,11 +39,6 @@ class PlackettLuce(SpreadDesign):
     accurate for weights of any size. The choice of an excluded unit gives ``-inf``, with zero gradient; so does a value
     outside the support if validation is off. In Pyro, ``infer={"enumerate": "parallel"}`` enumerates a site.
 
-    ``logits`` may be a ``torch.distributed.tensor.DTensor``, and ``k`` then as well; the results are DTensors too. Each
-    process works on its own rows, and draws follow one seed, whatever the number of processes. Sharded rows are
-    gathered when the distribution is constructed. If ``k`` is a DTensor, every process gets all of it, to find its
-    largest entry.
-
     Args:
         logits: Log-weights ``(..., n)``; ``-inf`` excludes a unit.
         k: Number of choices, an int or an integer tensor that broadcasts with the batch shape of ``logits`` and may
@@ -54,7 +47,7 @@ class PlackettLuce(SpreadDesign):
         validate_args: Whether to check the contents of tensors.
 
     Raises:
-        TypeError: If an argument has the wrong type or dtype, or ``k`` is a DTensor and ``logits`` is not.
+        TypeError: If an argument has the wrong type or dtype.
         ValueError: If shapes or values are out of range, or a row has fewer than k units that are not excluded.
         NotImplementedError: If ``k`` is a tensor whose contents cannot be read.
 
@@ -77,9 +70,6 @@ class PlackettLuce(SpreadDesign):
 
     def __init__(self, logits: Tensor, k: int | Tensor, *, validate_args: bool | None = None) -> None:
         logits = checked_param("logits", logits)
-        spread = SpreadBatch.of("logits", logits) if is_dtensor(logits) else None
-        if spread is not None:
-            logits = spread.whole_rows
         check_flag("validate_args", validate_args, optional=True)
         size = checked_size(k, logits)
         if isinstance(k, Tensor):
@@ -87,14 +77,10 @@ class PlackettLuce(SpreadDesign):
         self.logits, self.k = logits, size
         self._shared_k = None if isinstance(k, Tensor) else as_int(k)
         self._width = _largest(size) if self._shared_k is None else self._shared_k
-        self._check_rows_here = validate_args
-        if spread is not None:
-            self.spread = spread if spread.shape == logits.shape[:-1] else spread.expanded(logits.shape[:-1])
-            validate_args = self._validate_spread(validate_args)
         super().__init__(*self._shapes(), validate_args=validate_args)
 
     def _shapes(self) -> tuple[Size, Size]:
-        return shape_of(self.logits)[:-1], Size([self._width])
+        return self.logits.shape[:-1], Size([self._width])
 
     def _sources(self) -> list[Any]:
         return [self.logits] if self._shared_k is not None else [self.logits, self.k]
@@ -121,7 +107,7 @@ class PlackettLuce(SpreadDesign):
     @property
     def n(self) -> int:
         """The number of units to choose from."""
-        return shape_of(self.logits)[-1]
+        return self.logits.shape[-1]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(logits: {in_short(self.logits)}, k: {in_short(self.size)})"
@@ -153,13 +139,13 @@ class PlackettLuce(SpreadDesign):
         return self._log_prob_of_any(value, lambda: torch.arange(self.event_shape[0], device=value.device))
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        value = value.expand(*broadcast_shapes(shape_of(value)[:-1], self.batch_shape), -1)
+        value = value.expand(*broadcast_shapes(value.shape[:-1], self.batch_shape), -1)
         return law.log_prob(self.logits, self.size, value).to(self.logits.dtype)
 
     def to_khot(self, value: Tensor) -> Tensor:
         """The k-hot vectors ``(..., n)`` of values ``(..., k)``, in the dtype of ``logits``; -1 is ignored."""
         value = self._checked_value(value)
-        wide = self.logits.new_zeros(*shape_of(value)[:-1], self.n + 1)  # the last entry collects the -1s
+        wide = self.logits.new_zeros(*value.shape[:-1], self.n + 1)  # the last entry collects the -1s
         return wide.scatter(-1, torch.where(value < 0, self.n, value), 1.0)[..., : self.n]
 
     def entropy(self) -> Tensor:
@@ -192,7 +178,7 @@ class PlackettLuce(SpreadDesign):
         check_strided("value", value)
         if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
             raise TypeError(f"`value` must hold indices in an integer dtype, but got {value.dtype}")
-        if shape_of(value)[-1:] != self.event_shape:
+        if value.shape[-1:] != self.event_shape:
             width = self.event_shape[0]
             raise ValueError(f"`value` must have shape (..., {width}), but got {tuple(value.shape)}")
         return value.long()
@@ -215,4 +201,4 @@ class PlackettLuce(SpreadDesign):
 def _largest(k: Tensor) -> int:
     if not can_look(k) or k.is_meta:
         raise NotImplementedError("PlackettLuce needs `k` as an int under vmap, in compiled code and on meta tensors")
-    return int(everywhere(k).max()) if k.numel() else 0
+    return int(k.max()) if k.numel() else 0

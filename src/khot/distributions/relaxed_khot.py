@@ -23,7 +23,6 @@ from typing_extensions import Self
 from khot._contents import can_look, is_finite
 from khot._notes import feels_between_vertices
 from khot._torch_internals import may_differentiate, version_of
-from khot._tracing import one_operation, shape_of
 from khot._validation import (
     as_int,
     check_draw,
@@ -107,7 +106,7 @@ class RelaxedKHot(KHotDistribution):
         logits, self.k = checked_param("logits", logits), _checked_sum(k, logits)
         if isinstance(self.k, Tensor):
             logits, self.k = broadcast_with_k("logits", logits, self.k)
-        shape = shape_of(logits)
+        shape = logits.shape
         self.logits, batch_shape, event_shape = logits, shape[:-1], shape[-1:]
         check_function("relaxation", relaxation, "(scores, k, temperature)")
         check_flag("validate_args", validate_args, optional=True)
@@ -136,6 +135,7 @@ class RelaxedKHot(KHotDistribution):
         new.temperature, new.k = (
             value.expand(batch_shape) if isinstance(value, Tensor) else value for value in (self.temperature, self.k)
         )
+        new.provenance = self.provenance
         super(RelaxedKHot, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
@@ -245,12 +245,10 @@ class RelaxedKHot(KHotDistribution):
             return False
         return capped_simplex(self.k).holds(value.detach()) and is_interior(value)
 
-    @one_operation
     def _is_inside(self, value: Tensor) -> Tensor:
         """Whether a value has a density."""
         return self.support.check(value) & ((value > 0) & (value < 1)).all(-1) & self._varies
 
-    @one_operation
     def _log_density(self, z: Tensor, inside: Tensor | None = None) -> Tensor:
         """The log-density of values with given log-odds; ``inside`` says which of them have a density (None: all)."""
         n, temperature = self.event_shape[0], self.temperature
@@ -324,7 +322,7 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
 
 
 def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:
-    shape = shape_of(logits)
+    shape = logits.shape
     n = shape[-1]
     if isinstance(k, Tensor):
         check_strided("k", k)

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._distributed.shards import row_sums
-
 
 def rounded(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
     """The member of a design; in a half type, the member of its counterpart in float32, rounded."""
@@ -37,7 +35,7 @@ def unrounded(probs: Tensor, k: Tensor) -> Tensor:
     """
     exact, unit = probs.detach().double(), torch.finfo(probs.dtype).eps / 2
     inner, ones = exact.masked_fill(exact == 1, 0.0), (exact == 1).double()
-    total, movable, certain = (part.unsqueeze(-1) for part in row_sums(exact, inner, ones))
+    total, movable, certain = (part.sum(-1, keepdim=True) for part in (exact, inner, ones))
     lacking = k.unsqueeze(-1) - total
     share = (lacking / movable.where(movable > 0, 1.0)).clamp(-unit, unit)
     rest = ((lacking - share * movable) / certain.clamp(min=1.0)).clamp(-unit / 2, 0.0)

@@ -11,15 +11,11 @@ from torch.types import _size as SizeLike
 from typing_extensions import Self
 
 from khot._contents import can_look
-from khot._distributed.batch import SpreadBatch
-from khot._distributed.placements import everywhere
-from khot._torch_internals import instance_of
-from khot._tracing import shape_of
 from khot._validation import checked_expansion
 from khot.kernels.exact.row_slabs import MOST_SLABS, by_rows
 from khot.laws.kept import Kept
 
-from .base import is_half
+from .base import instance_of
 from .members import DesignMembers
 
 WHOLE = 2**17  # units of rows that are processed as a whole, so that nothing is computed twice
@@ -34,14 +30,12 @@ class DesignOfRows(DesignMembers):
         largest_k: The largest number of ones of each row.
         temperature: The softness of the relaxation.
         kept: Intermediate values that methods share and compute once.
-        spread: The placement of the rows, if the parameter is a DTensor.
     """
 
     k: Tensor
     largest_k: Tensor
     temperature: float | Tensor
     kept: Kept
-    spread: SpreadBatch | None = None
     size_varies = False  # whether draws of one row may differ in their number of ones, from `k` to `largest_k`
     _shared_k: int | None  # the k of all rows, if it was given as an int
     _has_own_probs: ClassVar[bool] = False
@@ -52,7 +46,7 @@ class DesignOfRows(DesignMembers):
         return self.k if self._shared_k is None else self._shared_k
 
     def sizes(self, wanted: str) -> list[int]:
-        """The different k of the rows, of those of all processes, in increasing order; ``[0]`` if there are no rows.
+        """The different k of the rows in increasing order; ``[0]`` if there are no rows.
 
         Raises:
             NotImplementedError: If the contents of k cannot be read; the message names ``wanted``.
@@ -61,7 +55,7 @@ class DesignOfRows(DesignMembers):
             return [operator.index(self._shared_k)]
         if not can_look(self.k):
             raise NotImplementedError(f"{wanted} needs `k` as an int under vmap and in compiled code")
-        return cast(list[int], everywhere(self.k).unique().tolist() or [0])
+        return cast(list[int], self.k.unique().tolist() or [0])
 
     def _require_shared_k(self, wanted: str, advice: str = "") -> int:
         if self._shared_k is None:
@@ -71,10 +65,6 @@ class DesignOfRows(DesignMembers):
                 raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes}{advice}")
             return sizes[0]
         return operator.index(self._shared_k)
-
-    @property
-    def _is_rounded(self) -> bool:
-        return self.spread is None and is_half(self.dtype)  # of a spread design, the local design has the twin
 
     @property
     def relaxes_logits(self) -> bool:
@@ -91,18 +81,15 @@ class DesignOfRows(DesignMembers):
 
         def expanded(value: Any) -> Any:
             if isinstance(value, Tensor):
-                return value.expand(batch_shape + shape_of(value)[batch_dim:])
+                return value.expand(batch_shape + value.shape[batch_dim:])
             return value.expand(batch_shape) if isinstance(value, DesignOfRows) else value
 
-        for name, value in self._attributes().items():
+        for name, value in vars(self).items():
             if name != "_derived":
                 new.__dict__[name] = expanded(value)
         if batch_shape != self.batch_shape:
             new.kept = Kept()
-        if self.spread is not None:
-            new.spread = self.spread.expanded(batch_shape)
-        elif not torch.compiler.is_compiling():
-            new._derived_now().update({name: expanded(value) for name, value in self._derived_now().items()})
+        new._derived_now().update({name: expanded(value) for name, value in self._derived_now().items()})
         super(DesignOfRows, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
@@ -112,7 +99,7 @@ class DesignOfRows(DesignMembers):
         return [self.parameter, self.temperature, *sizes]
 
     def _shapes(self) -> tuple[Size, Size]:
-        shape = shape_of(self.parameter)
+        shape = self.parameter.shape
         return shape[:-1], shape[-1:]
 
     def some_rows(self, start: int, stop: int) -> Self:
@@ -132,8 +119,8 @@ class DesignOfRows(DesignMembers):
         return {name: value for name, value in super().__getstate__().items() if name not in lazy} | {"kept": Kept()}
 
     def in_float64(self) -> Self:
-        """This design with a parameter in float64, so that results are not rounded; unchanged for a DTensor."""
-        if self.parameter.dtype == torch.float64 or self.spread is not None:
+        """This design with a parameter in float64, so that results are not rounded."""
+        if self.parameter.dtype == torch.float64:
             return self
         new = object.__new__(type(self))
         for name, value in self.__getstate__().items():

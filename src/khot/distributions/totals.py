@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._distributed.batch import SpreadBatch
-from khot._tracing import broadcast_shapes, one_operation, untraced
+from khot._shapes import broadcast_shapes
 from khot._validation import check_draw, check_floating, described
 
 from .design import SamplingDesign
+from .entry import entry
 from .phantom_unit import PhantomUnit
 
 FEW = 30  # units; the approximation of the variance is meant for large populations
 
 
-@one_operation
+@entry
 def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     r"""Estimates the total of ``y`` over all n units from the drawn units, and the variance of this estimate.
 
@@ -81,8 +81,6 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
     is_whole = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
     check_draw("value", value.double() if is_whole else value, design)
     _check_observed(y, value)
-    if design.spread is not None:
-        return _of_rows_here(design, design.spread, value, y)
     dtype = y.dtype if is_whole else torch.promote_types(value.dtype, y.dtype)
     return _estimates(design.in_float32.in_float64(), value.double(), y, dtype)
 
@@ -96,15 +94,6 @@ def _estimates(design: SamplingDesign, value: Tensor, y: Tensor, dtype: torch.dt
     return total.to(dtype), _variance(design, value, y).to(dtype)
 
 
-def _of_rows_here(design: SamplingDesign, spread: SpreadBatch, value: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """For a design that is spread over processes: each process estimates for its own rows of the batch."""
-    arguments = {"value": value, "y": y}
-    here = [spread.here(name, v, v.dim() - 1 - len(spread.shape)) for name, v in arguments.items()]
-    total, variance = horvitz_thompson(design.rows_here, *here)
-    return spread.together(total, axes_after=0), spread.together(variance, axes_after=0)
-
-
-@untraced
 @torch.no_grad()
 def _check_drawn(value: Tensor, design: SamplingDesign) -> None:
     """Checks that the design can draw each value, by its size, inclusion probabilities and, if known, probability."""
@@ -118,8 +107,8 @@ def _check_drawn(value: Tensor, design: SamplingDesign) -> None:
         got = f"one with {int(wrong.sum())} ones" if is_binary else f"an entry {wrong[(wrong != 0) & (wrong != 1)][0]}"
         raise ValueError(message.format(f"{got}, which is not in its support {design.support}"))
     mean = design.mean.double()
-    for chance, entry, verb in ((0.0, 1.0, "with"), (1.0, 0.0, "without")):
-        impossible = (value == entry) & (mean == chance)
+    for chance, digit, verb in ((0.0, 1.0, "with"), (1.0, 0.0, "without")):
+        impossible = (value == digit) & (mean == chance)
         if impossible.any():
             unit = int(impossible.nonzero()[0, -1])
             raise ValueError(message.format(f"one {verb} unit {unit}, whose inclusion probability is {chance:.0f}"))

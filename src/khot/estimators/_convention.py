@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from khot._torch_internals import version_of
-from khot._tracing import shape_of
 from khot._validation import check_function, checked_index, described
+from khot.distributions.entry import entry
 
 Loss = Callable[[Tensor], Tensor]
 Estimator = TypeVar("Estimator", bound=Callable[..., Tensor])
@@ -29,6 +29,7 @@ def declares(*, unbiased: bool, min_samples: int = 1) -> Callable[[Estimator], E
     """
 
     def mark(estimator: Estimator) -> Estimator:
+        estimator = entry(estimator)
         vars(estimator).update(unbiased=unbiased, min_samples=min_samples)
         return estimator
 
@@ -66,8 +67,8 @@ def evaluate(f: Loss, values: Tensor, design: Distribution, *, reads_values_agai
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
         got = f"dtype {losses.dtype}" if isinstance(losses, Tensor) else type(losses).__name__
         raise TypeError(f"`f` must return a floating-point tensor, but got {got}")
-    shape = shape_of(values)[: values.dim() - len(design.event_shape)]
-    if shape_of(losses) != shape:
+    shape = values.shape[: values.dim() - len(design.event_shape)]
+    if losses.shape != shape:
         one = "vector" if len(design.event_shape) == 1 else f"event of shape {tuple(design.event_shape)}"
         raise ValueError(
             f"`f` must return one loss for each {one}, of shape (num_samples, *batch_shape) = "

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.types import _size as SizeLike
 
 from khot._contents import looks_at_contents
+from khot._host import on_host_without_float64
 from khot._notes import feels_between_vertices
-from khot._tracing import one_operation
+from khot._torch_internals import leave_graph_if_differentiated
 from khot._validation import (
     DIM_IS_A_KEYWORD,
     check_draw,
@@ -36,7 +37,7 @@ from .perturbation import PerturbedScores, PerturbedWrapper, gaussian_noise
 from .wrapper import Scorer, substitute_gradient, wide
 
 
-@one_operation
+@on_host_without_float64
 def perturbed_topk(
     x: Tensor,
     k: int | Tensor,
@@ -84,6 +85,7 @@ def perturbed_topk(
     check_scores(x, dim, joint=True)
     num_samples = checked_count("num_samples", num_samples)
     check_generator(generator, x.device)
+    leave_graph_if_differentiated()
     rows = as_rows(x, dim)
     k = checked_whole(k)
     check_k(k, x, rows.shape[:-1], rows.shape[-1])
@@ -158,7 +160,6 @@ class PerturbedTopK(PerturbedWrapper):
     def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         return self.attach_gradient(self.design.sample(sample_shape, generator=generator), generator)
 
-    @one_operation
     def attach_gradient(self, value: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` from any source, with this estimator's gradient."""
         check_draw("value", value, self)

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.types import _size as SizeLike
 
 from khot import relaxations
-from khot._distributed.batch import SpreadBatch
 from khot._notes import feels_between_vertices
 from khot._validation import check_draw, check_function
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
@@ -130,8 +129,6 @@ class ReinMax(DesignWrapper):
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` from any source, with this estimator's gradient."""
         check_draw("value", value, self)
         value = value.detach()
-        if self.design.spread is not None:
-            return self._attach_to_rows_here(self.design.spread, value)
         if self.in_float32 is not self:
             return self.in_float32.attach_gradient(wide(value)).to(value.dtype)
         if isinstance(self.design, PhantomUnit):
@@ -143,14 +140,6 @@ class ReinMax(DesignWrapper):
         sizes = (self.design.k, self.design.largest_k) if self.design.size_varies else (self.design.k,)
         doubled = substitute_gradient(value, tangent.scores, tangent.pull_back, shifted, *sizes)
         return doubled - (tangent.probs - tangent.probs.detach()) / 2
-
-    def _attach_to_rows_here(self, spread: SpreadBatch, value: Tensor) -> Tensor:
-        temperature = self.temperature
-        if isinstance(temperature, Tensor):
-            temperature = spread.here("temperature", temperature)
-        here = ReinMax(self.design.rows_here, temperature, "none", relaxation=self.relaxation, validate_args=False)
-        before = value.dim() - 1 - len(spread.shape)
-        return spread.together(here.attach_gradient(spread.here("value", value, before)), axes_after=1)
 
     def _attach_with_phantom(self, design: PhantomUnit, value: Tensor) -> Tensor:
         wrapped = design.wrapped

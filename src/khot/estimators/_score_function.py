@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from khot._tracing import shape_of
 from khot._validation import check_fraction, check_strided
 from khot.distributions.base import draw
 
@@ -217,12 +216,12 @@ def _zero(losses: Tensor) -> float:
 
 
 def _mean_so_far(losses: Tensor) -> Tensor:
-    count = torch.arange(shape_of(losses)[0], device=losses.device).view(-1, *(1,) * (losses.dim() - 1))
+    count = torch.arange(losses.shape[0], device=losses.device).view(-1, *(1,) * (losses.dim() - 1))
     return (losses.cumsum(0) - losses) / count.clamp(min=1)
 
 
 def _mean_of_the_others(losses: Tensor) -> Tensor:
-    return (losses.sum(0) - losses) / (shape_of(losses)[0] - 1)
+    return (losses.sum(0) - losses) / (losses.shape[0] - 1)
 
 
 NAMED: dict[str, Callable[[Tensor], float | Tensor]] = {
@@ -237,7 +236,7 @@ def _checked(value: Any, losses: Tensor) -> float | Tensor:
         return value
     if not isinstance(value, Tensor):
         raise TypeError(f"`baseline` must return a number or a tensor, but returned {type(value).__name__}")
-    batch_shape = shape_of(losses)[1:]
+    batch_shape = losses.shape[1:]
     try:
         return value.detach().expand(batch_shape)
     except RuntimeError:

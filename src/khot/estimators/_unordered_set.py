@@ -9,7 +9,6 @@ from torch.distributions import Distribution
 
 from khot._contents import can_look, has_contents
 from khot._torch_internals import all_true
-from khot._tracing import one_operation, shape_of
 from khot._validation import check_choice, check_generator
 from khot.distributions.base import draw
 from khot.distributions.enumeration import MAX_SUPPORT
@@ -86,7 +85,6 @@ def unordered_set(
     return _surrogate(design, values, evaluate(f, values, design), log_rest, baseline)
 
 
-@one_operation
 @torch.no_grad()
 def _draw(design: Distribution, num_samples: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
     """S distinct values ``(S, *batch_shape, *event_shape)`` and the log-probability of all others, ``batch_shape``."""
@@ -120,7 +118,7 @@ def _surrogate(
     log_set, log_without_one, log_without_two = _log_set_probabilities(log_p - log_rest.double().unsqueeze(-1))
     weight = (log_p + log_without_one - log_set.unsqueeze(-1)).exp()
     advantage = losses
-    if baseline == "built_in" and shape_of(values)[0] > 1:
+    if baseline == "built_in" and values.shape[0] > 1:
         share = (log_p.unsqueeze(-2) + log_without_two - log_without_one.unsqueeze(-1)).exp()  # [x, y]: p(y) R(B, y)
         expected = share @ losses.detach().double().movedim(0, -1).unsqueeze(-1)
         advantage = losses - expected.squeeze(-1).movedim(-1, 0).to(losses.dtype)
@@ -129,7 +127,6 @@ def _surrogate(
     return (weight.movedim(-1, 0).to(losses.dtype) * (losses + advantage * likelier)).sum(0).to(dtype)
 
 
-@one_operation
 def _log_set_probabilities(log_ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """log p(C) of drawing the set C first, for C = B, B without x, and B without x and y, each from what remains.
 

@@ -10,7 +10,6 @@ from torch.types import _size as SizeLike
 from khot._contents import is_dry_run
 from khot._notes import feels_between_vertices
 from khot._torch_internals import is_mapped
-from khot._tracing import one_operation
 from khot._validation import check_choice, check_draw, check_fraction, check_positive_contents, checked_positive
 from khot.distributions.base import column
 
@@ -145,7 +144,6 @@ class IMLE(PerturbedWrapper):
     def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         return self.from_scores(self.design.perturb(self._extended_shape(sample_shape), generator))
 
-    @one_operation
     def from_scores(self, scores: Tensor) -> Tensor:
         """The draw for perturbed scores ``(*sample_shape, *batch_shape, n)``, with the gradient of this estimator."""
         check_draw("scores", scores, self)

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.types import _size as SizeLike
 
 from khot._torch_internals import may_differentiate
-from khot._tracing import one_operation
 from khot._validation import check_generator, check_positive_contents, checked_positive
 from khot.distributions import SamplingDesign
 from khot.distributions.base import column
@@ -93,14 +92,12 @@ class PerturbedScores(SamplingDesign):
     def _unavailable(self, wanted: str, of_what: str = "") -> NotImplementedError:
         return NotImplementedError(f"the {wanted} of the top k of perturbed scores is not known")
 
-    @one_operation
     def perturb(self, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
         """Perturbed scores of this shape, without gradient; at least in float32, which separates equal logits."""
         check_generator(generator, self.logits.device)
         with torch.no_grad():
             return self.in_float32.logits + column(self.scale) * self.noise(self, shape, generator)
 
-    @one_operation
     def top(self, scores: Tensor) -> Tensor:
         """The k-hot vectors that select the largest scores."""
         return topk_mask(scores, self.size).to(self.dtype)

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent
 
 from khot._contents import can_look
-from khot._tracing import shape_of, untraced
 from khot.constraints import k_hot
 from khot.distributions.enumeration import MAX_SUPPORT
 from khot.laws.subsets import k_hot_vectors_of_rank
@@ -52,7 +51,6 @@ class Support:
         return values.view(stop - start, *(1,) * len(self.design.batch_shape), *self.design.event_shape)
 
 
-@untraced
 def _constant(numbers: list[int], device: torch.device) -> Tensor:
     return torch.tensor(numbers, dtype=torch.long, device=device)
 
@@ -68,7 +66,6 @@ class _KHot:
     def terms(self) -> str:
         return _product({sizes: [f"C({self.n}, {k})" for k in sizes] for sizes in self.sizes}, self.sizes)
 
-    @untraced
     def values(self, ranks: Tensor) -> Tensor:
         """The values ``(m, latents, n)`` of ranks ``(m, latents)``; constants in a trace, where sizes are numbers."""
         values = self.like.new_empty(*ranks.shape, self.n)
@@ -94,7 +91,7 @@ class _Listed:
 
     def __init__(self, law: Distribution, latents: int) -> None:
         self.like = law.enumerate_support(expand=False)
-        self.counts = [shape_of(self.like)[0]] * latents
+        self.counts = [self.like.shape[0]] * latents
 
     def terms(self) -> str:
         return _product({count: [str(count)] for count in self.counts}, self.counts)

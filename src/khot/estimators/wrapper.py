@@ -13,8 +13,7 @@ from torch.types import _size as SizeLike
 from typing_extensions import Self
 
 from khot._contents import looks_at_contents
-from khot._torch_internals import instance_of
-from khot._tracing import broadcast_shapes, one_operation, shape_of
+from khot._shapes import broadcast_shapes
 from khot._validation import (
     check_flag,
     check_positive_contents,
@@ -24,7 +23,7 @@ from khot._validation import (
     described,
 )
 from khot.distributions import SamplingDesign
-from khot.distributions.base import KHotDistribution
+from khot.distributions.base import KHotDistribution, instance_of
 from khot.kernels.exact.rows import compute_dtype
 from khot.kernels.operators.autograd import wants_gradient
 
@@ -79,6 +78,7 @@ class DesignWrapper(KHotDistribution):
         check_flag("validate_args", validate_args, optional=True)
         self.design = design
         self.scorer = _scorer(design, log_prob)
+        self.provenance = design.provenance.union(() if self.scorer is None else self.scorer.provenance)
         if validate_args is None:
             validate_args = design._validate_args
         super().__init__(design.batch_shape, design.event_shape, validate_args=validate_args)
@@ -99,11 +99,11 @@ class DesignWrapper(KHotDistribution):
         new = self._blank(_instance)
         batch_shape, batch_dim = checked_shape("batch_shape", batch_shape), len(self.batch_shape)
         designs = {id(self.design): self.design.expand(batch_shape)}  # if it is also the scorer, they share a graph
-        for name, value in self._attributes().items():
+        for name, value in vars(self).items():
             if isinstance(value, SamplingDesign):
                 value = designs.get(id(value)) or value.expand(batch_shape)
             elif isinstance(value, Tensor):
-                value = value.expand(batch_shape + shape_of(value)[batch_dim:])
+                value = value.expand(batch_shape + value.shape[batch_dim:])
             new.__dict__[name] = value
         super(DesignWrapper, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
@@ -151,7 +151,7 @@ class DesignWrapper(KHotDistribution):
         if self._validate_args:
             self._validate_sample(value)
         if self.scorer is None:
-            return value.new_zeros(broadcast_shapes(shape_of(value)[:-1], self.batch_shape))
+            return value.new_zeros(broadcast_shapes(value.shape[:-1], self.batch_shape))
         return self._delegate("log_prob", value)
 
     def entropy(self) -> Tensor:
@@ -308,7 +308,6 @@ class _Substitute(Function):
         return None, ctx.pull_back(grad_output, *constants), None, *(None,) * len(constants)
 
 
-@one_operation
 def substitute_gradient(value: Tensor, x: Tensor, pull_back: Callable[..., Tensor], *constants: Tensor) -> Tensor:
     """``value`` as if it were a function of ``x`` whose cotangents g are pulled back to ``pull_back(g, *constants)``.
 

@@ -8,13 +8,15 @@ from pyro.distributions import Categorical
 from torch import Tensor
 
 from khot._contents import can_look
-from khot._tracing import broadcast_shapes, shape_of, untraced
+from khot._shapes import broadcast_shapes
 from khot._validation import check_strided, checked_index, described
 from khot.distributions import SamplingDesign
+from khot.distributions.entry import entry
 from khot.distributions.enumeration import MAX_SUPPORT
 from khot.laws.subsets import MAX_RANK, k_hot_vectors_of_rank, rank_of_k_hot_vectors
 
 
+@entry
 def subset_categorical(design: SamplingDesign) -> Categorical:
     r"""The law of a sampling design over the numbers of its subsets, for small C(n, k).
 
@@ -67,7 +69,7 @@ def _categorical(design: SamplingDesign) -> Categorical:
     """The law of the number of a subset, for a design in the dtype of the computation."""
     n, sizes = design.event_shape[0], design.sizes("subset_categorical")
     counts = {k: math.comb(n, k) for k in sizes}
-    most = max(counts.values()) if counts else 1  # torch.compile does not know `default=1`
+    most = max(counts.values(), default=1)
     if most > MAX_SUPPORT:
         k, count = max(counts.items(), key=lambda item: item[1])
         raise ValueError(
@@ -86,9 +88,8 @@ def _categorical(design: SamplingDesign) -> Categorical:
 
 
 def _of_logits(log_prob: Tensor) -> Categorical:
-    """The law of the first index; without checks in compiled code, where Dynamo cannot trace those of torch."""
-    validate_args = False if torch.compiler.is_compiling() else None
-    return Categorical(logits=log_prob.movedim(0, -1), validate_args=validate_args)
+    """The law of the first index."""
+    return Categorical(logits=log_prob.movedim(0, -1))
 
 
 def subset_vector(index: int | Tensor, n: int, k: int | Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -122,7 +123,7 @@ def subset_vector(index: int | Tensor, n: int, k: int | Tensor, *, dtype: torch.
     number, size = _checked_integers("index", index), _checked_integers("k", k)
     size = size.to(number.device)
     try:
-        shape = broadcast_shapes(shape_of(number), shape_of(size))
+        shape = broadcast_shapes(number.shape, size.shape)
     except RuntimeError:
         raise ValueError(
             f"`k` must broadcast with `index` of shape {tuple(number.shape)}, but got shape {tuple(size.shape)}"
@@ -189,7 +190,6 @@ def _check_design(design: Any) -> None:
     raise TypeError(f"`design` must be a sampling design of a fixed size, but got {got}")
 
 
-@untraced
 def _subsets(n: int, k: Tensor) -> Tensor:
     """C(n, k) of each k, after a check that k is from 0 to n and that the result fits into 63 bits."""
     counts = [math.comb(n, size) for size in range(n + 1)]

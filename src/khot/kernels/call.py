@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from khot._distributed.shards import Shards, shards_of_rows
-from khot._torch_internals import has_memory, in_forward_mode, is_tracing, is_transformed, runs_unwatched, writes_onnx
+from khot._torch_internals import has_memory, in_forward_mode, is_transformed, runs_unwatched, writes_onnx
 
 
 class Call(NamedTuple):
@@ -52,8 +52,8 @@ def is_plain(*arguments: Any) -> bool:
 
 
 def is_direct(*tensors: Tensor) -> bool:
-    """Whether a call runs on data, without compiler, trace, transform or forward mode; dispatch modes may watch it."""
-    if torch.compiler.is_compiling() or is_tracing() or is_transformed() or in_forward_mode():
+    """Whether a call runs on data, without compiler, transform or forward mode; dispatch modes may watch it."""
+    if torch.compiler.is_compiling() or is_transformed() or in_forward_mode():
         return False
     return all(map(has_memory, tensors))
 

@@ -43,7 +43,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from khot._distributed.draws import draws_of_rows
 from khot._torch_internals import count_as_constant, eager_dispatcher, no_view, with_known_sequences
 
 from .call import Call, call_of, is_plain
@@ -358,8 +357,6 @@ class DrawOperator(Operator):
         Inside a vmap it is the operator, even if x is not mapped, because the seed may be.
         """
         call = call_of(x)
-        if not call.is_compiling and draws_of_rows() is not None:  # there a draw depends only on (draw, row, unit)
-            return self
         if not call.is_plain:
             return self if self.fuses(x, draws) else None
         found: Callable[..., Tensor] | None = self.find(x, draws)

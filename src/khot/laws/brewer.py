@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
+from khot._shapes import broadcast_shapes
 from khot._torch_internals import count_as_constant
-from khot._tracing import broadcast_shapes
 from khot.kernels.call import is_plain
 from khot.kernels.draws import balance, brewer_draw, draw_by_draw, scores
 from khot.kernels.exact.row_slabs import by_rows

@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from khot._contents import can_look
+from khot._shapes import broadcast_shapes
 from khot._torch_internals import for_transforms
-from khot._tracing import broadcast_shapes
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.count import bernoulli_count_draw
 from khot.kernels.count.characteristic import Factors, factors
@@ -221,8 +221,7 @@ def slopes(
     function: Callable[[Tensor, Any], Tensor], logits: Tensor, k: Size
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """:func:`pull_back` for code that is not differentiated again: by plain autograd if that is enough."""
-    # Where there are no graphs, transforms of functions still make them. A compiler knows no such mode.
-    no_graphs = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+    no_graphs = torch.is_inference_mode_enabled()  # where transforms of functions still make them
     if torch.is_grad_enabled() or no_graphs or not runs_on_cpu(logits) or has_derivative(logits, False):
         return pull_back(function, logits, k)
     with torch.enable_grad():

@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from khot._contents import can_look
+from khot._shapes import broadcast_shapes
 from khot._torch_internals import eager_dispatcher, in_forward_mode, is_transformed
-from khot._tracing import broadcast_shapes
 from khot.kernels.operators.autograd import has_derivative
 from khot.kernels.order_sampling.noises import LOG_EXPONENTIAL, LOGISTIC, Noise
 

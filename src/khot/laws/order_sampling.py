@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from khot._contents import can_look, has_contents
-from khot._tracing import broadcast_shapes
+from khot._shapes import broadcast_shapes
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.exact.rows import number_on
 from khot.kernels.operators.autograd import has_derivative

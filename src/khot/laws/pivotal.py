@@ -32,7 +32,7 @@ from khot.kernels.draws import balance, kinds, missing_share, ordered_duels_draw
 from khot.kernels.draws import draw_in_order as play_in_order
 from khot.kernels.exact.small_numbers import TINY
 from khot.kernels.random_numbers import uniform
-from khot.kernels.random_numbers.philox import draw_seed, first_place
+from khot.kernels.random_numbers.philox import FIRST, draw_seed
 
 from .kept import Kept, kept_if_constant
 
@@ -87,7 +87,7 @@ def draw_in_order(
     kernel = ordered_duels_draw.kernel(total, draws)
     if kernel is not None:
         seed = draw_seed(total.device, generator)
-        return kernel(duels.take, total, kind, seed, first_place(), draws, probs.dtype)
+        return kernel(duels.take, total, kind, seed, FIRST, draws, probs.dtype)
     u = uniform((draws, *total.shape), total.dtype, total.device, generator)
     return play_in_order(duels.take, total, kind, u)
 

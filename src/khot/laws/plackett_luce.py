@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from khot._contents import can_look
-from khot._tracing import one_operation
 from khot.kernels.random_numbers import uniform
 
 LOWEST = torch.finfo(torch.float64).min / 4  # replaces -inf, whose differences are undefined
@@ -27,7 +26,6 @@ MOST_TAKEN = 0.5  # share of the total weight up to which subtraction is used, w
 LARGEST_SPREAD = 600.0  # e^-600 has full precision in float64
 
 
-@one_operation
 def log_prob(theta: Tensor, size: int | Tensor, value: Tensor) -> Tensor:
     """Log-probabilities ``(*sample, *batch)`` in float64 of choices without repetition, ``-inf`` for excluded units."""
     if value.shape[-1] == 0:
@@ -129,7 +127,6 @@ def _log_add_exp(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(is_larger, x, y) - F.logsigmoid(distance)
 
 
-@one_operation
 def sample(
     theta: Tensor, size: int | Tensor, largest: int, shape: tuple[int, ...], generator: torch.Generator | None
 ) -> Tensor:

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from khot._contents import can_look
+from khot._shapes import broadcast_shapes
 from khot._torch_internals import for_transforms
-from khot._tracing import broadcast_shapes
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.count import forest_roots, marked_count_draw
 from khot.kernels.count.kept_tree import KeptTree, leaf_outside
@@ -150,14 +150,6 @@ def _slope(
 
 def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
     """Covariance of the k-hot vector, ``(*batch, n, n)``: the Jacobian, at t = 0, of the mean of e^<t, x> P(x)."""
-    if torch.compiler.is_compiling():  # a graph would lose the second derivative
-        found: Tensor = torch.compiler.disable(_covariance)(probs, k)
-        return found
-    return _covariance(probs, k)
-
-
-def _covariance(probs: Tensor, k: int | Tensor) -> Tensor:
-    """The same in eager code."""
     probs = balance(probs, number_on(probs.device, k))
     logits = log_odds(probs)
     certain = logits.isinf()

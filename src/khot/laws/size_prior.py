@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from khot._tracing import broadcast_shapes
+from khot._shapes import broadcast_shapes
 from khot.kernels.random_numbers import uniform
 
 from . import conditional_poisson as law

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._host import on_host_without_float64
 
 MAX_RANK = torch.iinfo(torch.long).max
 MAX_SHORT_RANK = torch.iinfo(torch.int).max
@@ -24,7 +24,7 @@ def k_hot_vectors(n: int, k: int, start: int, stop: int, like: Tensor) -> Tensor
     return k_hot_vectors_of_rank(n, k, torch.arange(start, stop, device=like.device), like)
 
 
-@one_operation
+@on_host_without_float64
 def k_hot_vectors_of_rank(n: int, k: int | Tensor, rank: Tensor, like: Tensor) -> Tensor:
     """The vectors of these ranks, ``(*rank.shape, n)``, with the dtype and device of ``like``.
 
@@ -52,7 +52,7 @@ def k_hot_vectors_of_rank(n: int, k: int | Tensor, rank: Tensor, like: Tensor) -
     return torch.stack(unit_is_in, -1).to(like.dtype).view(*shape, n)
 
 
-@one_operation
+@on_host_without_float64
 def rank_of_k_hot_vectors(value: Tensor) -> Tensor:
     """The rank of each vector ``(..., n)`` among those of the same size, ``(...)``, which has to fit into 63 bits."""
     inside = value > 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from khot._contents import can_look
-from khot._tracing import broadcast_shapes
+from khot._shapes import broadcast_shapes
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.count import forest_roots
 from khot.kernels.count.kept_tree import KeptTree, probability

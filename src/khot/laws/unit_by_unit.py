@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._shapes import broadcast_shapes
 from khot._torch_internals import no_view, version_of
-from khot._tracing import broadcast_shapes
 from khot.kernels.call import is_first_derivative, is_plain
 from khot.kernels.count import (
     bernoulli_count,
@@ -29,7 +29,7 @@ from khot.kernels.count import (
 from khot.kernels.exact.rows import number_on
 from khot.kernels.exact.small_numbers import TINY
 from khot.kernels.operators.autograd import by_formula, has_derivative
-from khot.kernels.random_numbers.philox import draw_seed, first_place
+from khot.kernels.random_numbers.philox import FIRST, draw_seed
 from khot.kernels.registry import DrawOperator
 
 from .kept import Kept
@@ -256,7 +256,7 @@ def sample(
     size = number_on(x.device, k).long()
     batch_shape = broadcast_shapes(x.shape[:-1], size.shape)
     rows, size = x.double().expand(*batch_shape, x.shape[-1]), size.expand(batch_shape)
-    drawn: Tensor = draw(rows, size, draw_seed(x.device, generator), first_place(), draws, torch.bool)
+    drawn: Tensor = draw(rows, size, draw_seed(x.device, generator), FIRST, draws, torch.bool)
     return drawn
 
 

@@ -58,7 +58,7 @@ def _conjugate_jvp(
     return change if dstrength is None else change - dstrength * penalty
 
 
-_conjugate = with_forward_mode(_Conjugate, _conjugate_jvp, of_map=True)
+_conjugate = with_forward_mode(_Conjugate, _conjugate_jvp)
 
 
 def _half_squared_k_support_norm(v: Tensor, k: float | Tensor) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from khot._host import has_float64
 from khot._module import Module
-from khot._tracing import has_float64
 from khot._validation import check_function, check_strided, checked_count, checked_int, expanded
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.estimators import StraightThrough
@@ -24,7 +24,8 @@ class KHotGate(Module):
     the gradient back to the parameter ``logits``. The draws come from torch's default generator. With ``k=None`` the
     size is learned by :class:`~khot.PhantomUnit`, whose inclusion probabilities are
     :math:`\pi = \sigma(\text{logits})`; evaluation then keeps the :math:`\mathrm{round}(\sum \pi)` largest.
-    ``torch.compile`` compiles training and evaluation in one graph each. ``k`` may be assigned at any time.
+    ``torch.compile`` compiles evaluation in one graph; in training, graphs end at the design. ``k`` may be assigned at
+    any time.
     ``module(x, k)`` uses another k for this call, an int or an integer tensor with one for each leading index.
 
     Args:

@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
-from khot._tracing import one_operation
+from khot._refusals import refuse_trace
+from khot._torch_internals import leave_graph_if_differentiated
 from khot._validation import check_floating, check_function, check_positive_contents, check_scores, check_softness
 from khot.kernels.operators.autograd import with_derivatives_of
 
@@ -68,7 +69,6 @@ def straight_through_topk(
     return as_axes(with_derivatives_of(topk_mask(rows, size), relaxed), x, dim)
 
 
-@one_operation(needs_float64=False)
 def straight_through_value(hard: Tensor, soft: Tensor) -> Tensor:
     r"""Returns ``hard`` in the forward pass, with the gradient of ``soft``: the straight-through trick.
 
@@ -98,6 +98,8 @@ def straight_through_value(hard: Tensor, soft: Tensor) -> Tensor:
         >>> y.tolist(), torch.autograd.grad(y.sum(), soft)[0]
         ([0.0, 1.0], tensor([1., 1.]))
     """
+    refuse_trace()
+    leave_graph_if_differentiated()
     check_floating("hard", hard)
     check_floating("soft", soft)
     try:

@@ -140,5 +140,5 @@ def _jvp_of_offset(ctx: Any, saved: list[Tensor], dx: Tensor, dk: Tensor, ds: Te
     return _tangents(ctx, saved, dx, dk, ds)[1]
 
 
-values = with_forward_mode(_Values, _jvp_of_values, of_map=True)
-offset_of = with_forward_mode(_Offset, _jvp_of_offset, of_map=True)
+values = with_forward_mode(_Values, _jvp_of_values)
+offset_of = with_forward_mode(_Offset, _jvp_of_offset)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from khot._distributed.boundary import is_handed_over, of_rows, with_own_code
-from khot._tracing import is_moved_to_host
+from khot._host import is_moved_to_host
 from khot._validation import places, too_many
 from khot.kernels.call import Call, call_of
 

@@ -207,10 +207,10 @@ def _slice_weights_jvp(ctx: Any, saved: list[Tensor], dz: Tensor, dt: Tensor, *_
     return torch.zeros_like(change).scatter(-2, order.unsqueeze(-1).expand_as(change), change)
 
 
-_apply_positions = with_forward_mode(_Positions, _positions_jvp, of_map=True)
-_apply_decayed_sums = with_forward_mode(_DecayedSums, _decayed_sums_jvp, of_map=True)
-_apply_inverse = with_forward_mode(_SoftCountInverse, _inverse_jvp, of_map=True)
-_apply_slice_weights = with_forward_mode(_SliceWeights, _slice_weights_jvp, of_map=True)
+_apply_positions = with_forward_mode(_Positions, _positions_jvp)
+_apply_decayed_sums = with_forward_mode(_DecayedSums, _decayed_sums_jvp)
+_apply_inverse = with_forward_mode(_SoftCountInverse, _inverse_jvp)
+_apply_slice_weights = with_forward_mode(_SliceWeights, _slice_weights_jvp)
 
 
 def positions(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from khot._host import on_host_without_float64
 from khot._torch_internals import recorder, version_of
-from khot._tracing import one_operation
 from khot.kernels.call import call_of
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.threshold.kinds import MASK
@@ -24,7 +24,7 @@ _ATTRIBUTE = "_khot_scores"
 ROUNDING = 4  # units in the last place; 1.2 was the largest error seen in float32 masks
 
 
-@one_operation
+@on_host_without_float64
 def sigmoid_topk_log_odds(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """``logit(sigmoid_topk(x, k, temperature))`` along the last dimension, accurate in both tails; 0 < k < n."""
     return MAP.distances(call_of(x, k, temperature), x, k, temperature)

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._distributed.shards import row_sums
 from khot.kernels.call import call_of
 from khot.kernels.threshold.kinds import MASK
 
@@ -29,7 +28,7 @@ def mask_log_odds(
     z = link.log_odds(ThresholdMap(link, "softness", MASK).distances(call_of(x, k, softness), x, k, softness))
     finite = x.isfinite()
     size = k.unsqueeze(-1) if isinstance(k, Tensor) else k
-    included, count = (number.unsqueeze(-1) for number in row_sums(x == torch.inf, finite))
+    included, count = (which.sum(-1, keepdim=True) for which in (x == torch.inf, finite))
     left = size - included
     z = z.masked_fill((left <= 0) & finite, -torch.inf)
     z = z.masked_fill((left >= count) & finite, torch.inf)

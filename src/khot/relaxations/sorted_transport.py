@@ -80,7 +80,7 @@ def _jvp(ctx: Any, saved: list[Tensor], dx: Tensor | None, dhalf: Tensor | None,
     return dy.to(x.dtype).clone(memory_format=torch.contiguous_format), dt  # the layout of y, as forward mode requires
 
 
-_apply = with_forward_mode(_SortedTransport, _jvp, of_map=True)
+_apply = with_forward_mode(_SortedTransport, _jvp)
 
 
 def _checked_tol(tol: float | None, dtype: torch.dtype) -> float:

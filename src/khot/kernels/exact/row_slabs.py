@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._distributed.draws import draws_of_rows
+from khot._shapes import broadcast_shapes
 from khot._torch_internals import for_transforms
-from khot._tracing import broadcast_shapes
 
 from ..call import runs_on_cpu
 from ..operators.autograd import SavingFunction, with_forward_mode
@@ -60,8 +59,7 @@ def by_rows(function: RowFunction, largest: int, *arguments: Tensor, most: int |
     """
     batch_shape = broadcast_shapes(*(x.shape[:-1] for x in arguments))
     rows, length = math.prod(batch_shape), arguments[0].shape[-1]
-    few, numbered = rows <= 1 or rows * length <= largest, draws_of_rows() is not None
-    if few or numbered or in_slab() or not runs_on_cpu(*arguments):  # draws use global row numbers: no batch is cut
+    if rows <= 1 or rows * length <= largest or in_slab() or not runs_on_cpu(*arguments):
         return function(*arguments)
     flat = [x.expand(*batch_shape, x.shape[-1]).reshape(-1, x.shape[-1]) for x in arguments]
     results = in_slabs(function, slab_size(rows, length, largest, most), *flat)

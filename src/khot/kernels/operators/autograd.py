@@ -57,15 +57,13 @@ class SavingFunction(Function):
         ctx.save_for_forward(*tensors)
 
 
-def with_forward_mode(function: type[Function], jvp: Callable[..., Any], *, of_map: bool = False) -> Callable[..., Any]:
+def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Callable[..., Any]:
     """The Function's ``apply``, with forward-mode derivatives of any order, and fit for ``torch.compile``.
 
     Args:
         function: A Function without ``jvp``, which saves what the rule needs.
         jvp: Rule ``jvp(ctx, saved, *tangents)`` in differentiable operations. It uses ``saved`` in place of
             ``ctx.saved_tensors``, which inside a rule still carry the tangents of its own level.
-        of_map: Whether transforms of torch.func in a graph may reach it. Others are reached through the methods of
-            designs, which end the graph.
 
     Returns:
         ``apply(*args, call=None)``, where ``call`` is the kind of the call if it is known already.
@@ -83,7 +81,7 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any], *, of_m
     def apply(*args: Any, call: Call | None = None) -> Any:
         call = call_of(*args) if call is None else call
         if call.is_compiling:
-            return function.apply(*(_for_traced_transforms(args) if of_map else args))
+            return function.apply(*_for_traced_transforms(args))
         if not call.is_plain:
             return in_both_modes.apply(*args)
         if wants_gradient(*args):

@@ -24,14 +24,12 @@ in float32, with noise that is accurate in both tails. In plain torch on a CPU t
 torch's generator, and the second factor, which all draws of a design share, is kept.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from ..random_numbers.philox import Place
 from ..registry import Backends, DrawOperator
 from . import reference_draw
 from .reference_draw import draw_ranks, rank_centre, rank_scale
@@ -46,7 +44,6 @@ __all__ = [
     "order_draw",
     "rank_centre",
     "rank_scale",
-    "ranks_of_parts",
 ]
 
 EXACT, SINGLE = 34.0, 21.0  # errors of 2e-15 before rounding, and of 8e-10, which is invisible in float32
@@ -82,17 +79,3 @@ integrals.backend("numba", module=".numba_backend")
 order_draw = DrawOperator("order_draw", reference_draw.order_draw)
 order_draw.backend("triton", module=".triton_draw", takes=DrawOperator.fills_device)
 order_draw.backend("numba", module=".numba_draw", takes=DrawOperator.has_draws)
-
-# Only the ranks, for a process that has some of the units of a row; the selection is among all units.
-order_ranks = Backends(__name__, "order_ranks")
-order_ranks.backend("numba", module=".numba_draw", takes=DrawOperator.has_draws)
-
-
-def ranks_of_parts(theta: Tensor, centre: Tensor, seed: Tensor, first: Sequence[int], draws: int, noise: str) -> Tensor:
-    """Ranks ``(draws, *batch, m)`` in float64 of units that begin anywhere in their rows, as ``first`` says."""
-    before = Place(*first).unit % 2  # two units share one value of the counter
-    place = Place(*first)._replace(unit=Place(*first).unit - before)
-    if before:
-        theta = pad(theta, (before, 0))
-    ranks = (order_ranks.find(theta, draws) or reference_draw.order_ranks)(theta, centre, seed, place, draws, noise)
-    return cast(Tensor, ranks[..., before:])

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._shapes import broadcast_shapes
 from khot._torch_internals import for_transforms, no_view
-from khot._tracing import broadcast_shapes
 
 from ..call import is_first_derivative
 from ..operators.autograd import has_derivative, with_forward_mode

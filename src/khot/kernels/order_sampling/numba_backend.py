@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from khot._tracing import broadcast_shapes
+from khot._shapes import broadcast_shapes
 
 from ..cpu.loops import inlined, kernel, over_rows, specialised
 from ..cpu.maths import EXP

@@ -43,19 +43,13 @@ def _loop(noise: str) -> Callable[..., int]:
         return _rows_of(_fill_ranks_of(NOISES[noise]))
 
 
-@functools.cache
-def _ranks_loop(noise: str) -> Callable[..., int]:
-    with specialised(noise):
-        return _ranks_of(_fill_ranks_of(NOISES[noise]))
-
-
 def _fill_ranks_of(exp_noise: Any) -> Any:
     @per_row
-    def fill_ranks(theta, centre, sign, u):
+    def fill_ranks(theta, centre, u):
         for i in range(u.shape[0]):
             z = min(max(theta[i] - centre, -LARGEST_LOG), LARGEST_LOG)
             certain = np.float64(theta[i] == np.inf) - np.float64(theta[i] == -np.inf)  # 100 more
-            u[i] = sign * exp_noise(max(u[i], SMALLEST)) * exp(-(z + 100.0 * certain))
+            u[i] = -exp_noise(max(u[i], SMALLEST)) * exp(-(z + 100.0 * certain))
 
     return fill_ranks
 
@@ -67,23 +61,11 @@ def _rows_of(fill_ranks: Any) -> Callable[..., int]:
         for task in range(first, last):
             draw, row = task // count, task % count
             fill_uniform(seed[0], first_draw + draw, first_row + row, first_unit, u)
-            fill_ranks(theta[row], centre[row], -1.0, u)
+            fill_ranks(theta[row], centre[row], u)
             mark_largest(u, k[row], NEAR_ONE, SUSPECT, x[task])
         return 0
 
     return kernel(rows)
-
-
-def _ranks_of(fill_ranks: Any) -> Callable[..., int]:
-    def ranks(first, last, theta, centre, seed, first_draw, first_row, first_unit, rank):
-        count = theta.shape[0]
-        for task in range(first, last):
-            draw, row = task // count, task % count
-            fill_uniform(seed[0], first_draw + draw, first_row + row, first_unit, rank[task])
-            fill_ranks(theta[row], centre[row], 1.0, rank[task])
-        return 0
-
-    return kernel(ranks)
 
 
 def order_draw(
@@ -104,12 +86,3 @@ def order_draw(
     arguments = (v.numpy() for v in (positions, sizes, centres, seed))
     over_rows(_loop(noise), len(x), STEPS * x.numel(), *arguments, *even_place(first), x.numpy())
     return x.view(draws, *batch, n).to(dtype)
-
-
-def order_ranks(theta: Tensor, centre: Tensor, seed: Tensor, first: Sequence[int], draws: int, noise: str) -> Tensor:
-    *batch, n = theta.shape
-    positions = theta.detach().double().reshape(-1, n).contiguous()
-    ranks = positions.new_empty(draws * len(positions), n)
-    arguments = (v.numpy() for v in (positions, centre.reshape(-1), seed))
-    over_rows(_ranks_loop(noise), len(ranks), STEPS * ranks.numel(), *arguments, *even_place(first), ranks.numpy())
-    return ranks.view(draws, *batch, n)

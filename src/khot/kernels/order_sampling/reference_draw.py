@@ -35,7 +35,7 @@ def rank_scale(theta: Tensor, centre: Tensor) -> Tensor:
 def draw_ranks(noise: Noise, scale: Tensor, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
     """Independent ranks of all units, of which the k smallest are drawn; practically without ties, never 0 or inf."""
     ranks = _exp_noise(noise, uniform(shape, scale.dtype, scale.device, generator))
-    if torch.compiler.is_compiling() or is_wrapped(scale):
+    if is_wrapped(scale):
         return ranks * scale
     return ranks.mul_(scale)
 
@@ -67,12 +67,6 @@ def order_draw(
         dtype: Dtype of the result.
         noise: Name of the noise.
     """
-    ranks = order_ranks(theta, centre, seed, first, draws, noise)
-    return (ranks.argsort(dim=-1, stable=True).argsort(-1) < k.unsqueeze(-1)).to(dtype)
-
-
-def order_ranks(theta: Tensor, centre: Tensor, seed: Tensor, first: Sequence[int], draws: int, noise: str) -> Tensor:
-    """The ranks ``(draws, *batch, n)`` that :func:`order_draw` compares, in float64; has the same arguments."""
     *batch, n = theta.shape
-    noises = _exp_noise(NOISES[noise], uniform_rows(seed, draws, batch, n, first))
-    return noises * rank_scale(theta, centre)
+    ranks = _exp_noise(NOISES[noise], uniform_rows(seed, draws, batch, n, first)) * rank_scale(theta, centre)
+    return (ranks.argsort(dim=-1, stable=True).argsort(-1) < k.unsqueeze(-1)).to(dtype)

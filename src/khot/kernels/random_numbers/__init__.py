@@ -5,16 +5,12 @@ these functions follow its ``randomness``, even with a generator. Kernels that m
 such a generator, :func:`khot.kernels.random_numbers.philox.draw_seed`.
 """
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from khot._contents import has_contents
-from khot._distributed.draws import RowsOfMany, draws_of_rows
-
-from .philox import Place, uniform_rows, words_of_rows
 
 Generator = torch.Generator | None
 
@@ -28,9 +24,6 @@ def _given(generator: Generator) -> dict[str, Any]:
 
 def uniform(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: Generator = None) -> Tensor:
     """Numbers uniform on [0, 1)."""
-    if not torch.compiler.is_compiling() and (rows := draws_of_rows()) is not None:
-        below_one = 1 - torch.finfo(dtype).eps / 2  # rounding to the dtype may give 1
-        return _uniform_of_rows(rows, shape).to(device, dtype).clamp(max=below_one)
     return torch.rand(shape, dtype=dtype, device=device, **_given(generator))
 
 
@@ -56,7 +49,8 @@ def log_exponential(
     missing, from random integers.
     """
     if device.type != "cpu" and dtype == torch.float32:
-        return log_exponential_of(_integers(shape, device, generator), dtype)
+        integers = torch.randint(1, MOST, shape, device=device, **_given(generator))
+        return log_exponential_of(integers, dtype)
     u = uniform(shape, torch.float64, device, generator)
     # An exact 0 would give infinity. In place, because new buffers would cost more.
     return u.clamp(min=torch.finfo(u.dtype).tiny).log_().neg_().log_().to(dtype)
@@ -68,14 +62,6 @@ def log_exponential_of(integers: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(rest < 0.5, -torch.log1p(-rest), -u.log()).log()
 
 
-def _integers(shape: tuple[int, ...], device: torch.device, generator: Generator) -> Tensor:
-    """Integers uniform on 1, ..., 2^63 - 2."""
-    if not torch.compiler.is_compiling() and (rows := draws_of_rows()) is not None:
-        high, low = words_of_rows(rows.next_seed(), *_layout(shape), Place(row=rows.first))
-        return ((high << 31) | (low >> 1)).clamp(1, MOST - 1).view(shape).to(device)
-    return torch.randint(1, MOST, shape, device=device, **_given(generator))
-
-
 def gamma(concentration: Tensor, generator: Generator = None) -> Tensor:
     """Gamma variables of scale 1, positive."""
     drawn = torch._standard_gamma(concentration, generator=generator)
@@ -84,17 +70,4 @@ def gamma(concentration: Tensor, generator: Generator = None) -> Tensor:
 
 def shuffled(shape: tuple[int, ...], device: torch.device, generator: Generator = None) -> Tensor:
     """Orders of the last axis, all equally likely, from random 62-bit keys, which hardly ever tie and sort fast."""
-    if not torch.compiler.is_compiling() and (rows := draws_of_rows()) is not None:
-        return _uniform_of_rows(rows, shape).to(device).argsort(-1)
     return torch.randint(2**62, shape, device=device, **_given(generator)).argsort(-1)
-
-
-def _uniform_of_rows(rows: RowsOfMany, shape: tuple[int, ...]) -> Tensor:
-    """float64 numbers (draws..., rows, units) for the places of these rows; for another shape, those of one row."""
-    return uniform_rows(rows.next_seed(), *_layout(shape), Place(row=rows.first)).view(shape)
-
-
-def _layout(shape: tuple[int, ...]) -> tuple[int, tuple[int], int]:
-    """The numbers of draws, of rows and of units in a shape."""
-    draws, rows, units = (1, 1, *shape)[-3:] if len(shape) < 3 else (math.prod(shape[:-2]), *shape[-2:])
-    return draws, (rows,), units

@@ -15,18 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from khot._distributed.draws import draws_of_rows
-
 WORD = 2**32 - 1
 
 
 def draw_seed(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
-    """An int64 seed ``(1,)`` from a generator, or torch's own. It stays on the device, so the host does not wait.
-
-    For rows that are part of a larger batch, it is the seed of the batch.
-    """
-    if not torch.compiler.is_compiling() and (rows := draws_of_rows()) is not None:
-        return rows.next_seed()
+    """An int64 seed ``(1,)`` from a generator, or torch's own. It stays on the device, so the host does not wait."""
     return torch.randint(2**63 - 1, (1,), device=device, generator=generator)
 
 
@@ -45,13 +38,6 @@ class Place(NamedTuple):
 
 
 FIRST = list(Place())  # in the form for operators
-
-
-def first_place() -> list[int]:
-    """Where the draws of all local rows begin, in the form for operators."""
-    if not torch.compiler.is_compiling() and (rows := draws_of_rows()) is not None:
-        return list(Place(row=rows.first, unit=rows.unit))
-    return FIRST
 
 
 def even_place(first: Sequence[int]) -> Place:

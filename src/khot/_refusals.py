@@ -1,0 +1,35 @@
+"""Calls and tensors that khot does not take, each with the reason and what to do instead."""
+
+import sys
+from typing import Any
+
+from torch import Tensor
+
+from ._torch_internals import is_tracing, overrides_torch_functions
+
+__all__ = ["refuse_subclass", "refuse_trace", "tracks_dependencies"]
+
+
+def refuse_trace() -> None:
+    """Raises a NotImplementedError inside of ``torch.jit.trace``."""
+    if is_tracing():
+        raise NotImplementedError(
+            "khot does not run inside of torch.jit.trace, which is deprecated and would record the steps for one input "
+            "as those for all inputs: use torch.compile, or torch.export for a program of a map or module. In "
+            "Pyro, use Trace_ELBO in place of JitTrace_ELBO, and NUTS and HMC without jit_compile"
+        )
+
+
+def tracks_dependencies(value: Any) -> bool:
+    """Whether this is a tensor by which Pyro's TraceGraph_ELBO tracks what depends on what: the one exception."""
+    module = sys.modules.get("pyro.ops.provenance")
+    return module is not None and isinstance(value, module.ProvenanceTensor)
+
+
+def refuse_subclass(name: str, value: Any) -> None:
+    """Raises a TypeError for a tensor of a subclass that replaces torch's functions with its own."""
+    if isinstance(value, Tensor) and type(value) is not Tensor and overrides_torch_functions(type(value)):
+        raise TypeError(
+            f"`{name}` must be a torch.Tensor, but got the subclass {type(value).__name__}, whose own functions khot's "
+            f"operators would bypass: pass {name}.as_subclass(torch.Tensor)"
+        )

@@ -1,0 +1,113 @@
+"""``torch.compile`` around designs: graphs end there, results are those of eager mode, ``fullgraph=True`` says why."""
+
+import pytest
+import torch
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.testing import CompileCounter
+from torch.distributions import kl_divergence
+
+from khot import (
+    ConditionalPoisson,
+    ReinMax,
+    RelaxedKHot,
+    Sampford,
+    StraightThrough,
+    horvitz_thompson,
+    score_function,
+    sigmoid_topk,
+    subset_categorical,
+)
+from tests.inputs import normal
+from tests.registry import DESIGNS
+
+# Of torch's compiler about itself, which hides it unless warnings are errors.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+LOGITS = normal(2, 5)
+VALUE = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+DESIGN = ConditionalPoisson(logits=LOGITS, k=2)
+REASON = "chooses its steps by the contents of tensors" if torch.__version__ >= "2.8" else "disable"
+
+
+def compiled(function, **options):
+    torch.compiler.reset()
+    return torch.compile(function, **{"backend": "eager", **options})
+
+
+def loss(case):
+    def of_logits(logits):
+        logits = logits.sin() * 2.0  # a graph of its own
+        design = case.make(logits=logits, k=2)
+        draw = StraightThrough(design, log_prob="none").rsample((3,))
+        total = (draw * LOGITS.cos()).sum().square() + design.mean.square().sum()
+        return total + design.log_prob(VALUE).sum() if case.has_log_prob else total
+
+    return of_logits
+
+
+def outcome(function):
+    torch.manual_seed(0)
+    logits = LOGITS.clone().requires_grad_()
+    value = function(logits)
+    return value.detach(), *torch.autograd.grad(value, logits)
+
+
+@pytest.mark.parametrize("case", DESIGNS[::4], ids=lambda case: case.name)
+def test_steps_are_those_of_eager_mode(case):
+    counter = CompileCounter()
+    torch.testing.assert_close(outcome(compiled(loss(case), backend=counter)), outcome(loss(case)))
+    assert counter.frame_count >= 2  # what comes before and after the design is still compiled
+
+
+def test_a_model_trains_as_in_eager_mode():
+    def losses(wrap):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(6, 5)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def step(x):
+            design = ConditionalPoisson(logits=layer(x).tanh(), k=2)
+            draw = ReinMax(design).rsample()
+            return ((draw * layer.weight.sum(-1)).sum(-1) - 1).square().mean() - 0.1 * design.entropy().mean()
+
+        step, found = wrap(step), []
+        for i in range(4):
+            value = step(normal(8, 6, seed=i, dtype=torch.float32))
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            found.append(value.item())
+        return found
+
+    assert losses(lambda step: compiled(step, backend="aot_eager")) == pytest.approx(
+        losses(lambda step: step), rel=1e-5
+    )
+
+
+CALLS = {
+    "constructor": lambda x: ConditionalPoisson(logits=x, k=2).batch_shape,
+    "relaxed": lambda x: RelaxedKHot(0.5, logits=x, k=2).batch_shape,
+    "log_prob": lambda x: x.sum() + DESIGN.log_prob(VALUE),
+    "sample": lambda x: x + DESIGN.sample(),
+    "mean": lambda x: x + DESIGN.mean,
+    "entropy": lambda x: x[..., 0] + DESIGN.entropy(),
+    "estimator": lambda x: x + StraightThrough(DESIGN).rsample(),
+    "function": lambda x: x[..., 0] + score_function(DESIGN, lambda value: value.sum(-1)),
+    "divergence": lambda x: x[..., 0] + kl_divergence(DESIGN, DESIGN),
+    "total": lambda x: x[..., 0] + horvitz_thompson(DESIGN, VALUE.expand(2, 5), LOGITS)[0],
+    "categorical": lambda x: x[..., 0] + subset_categorical(DESIGN).entropy(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_whole_graphs_are_refused_with_the_reason(name):
+    torch.manual_seed(0)
+    expected = CALLS[name](LOGITS)
+    with pytest.raises(Unsupported, match=REASON):
+        compiled(CALLS[name], fullgraph=True)(LOGITS)
+    torch.manual_seed(0)
+    torch.testing.assert_close(compiled(CALLS[name])(LOGITS), expected)
+
+
+def test_maps_around_designs_stay_whole():
+    whole = compiled(lambda x: sigmoid_topk(x, 2).square(), fullgraph=True)
+    torch.testing.assert_close(Sampford(probs=whole(LOGITS).sqrt()).mean, sigmoid_topk(LOGITS, 2))
