@@ -20,14 +20,14 @@ from tests.maps import RELAXATIONS
 
 SOURCE = Path(__file__).parents[1] / "src"
 LEVELS = {
-    "_notes": -2,
-    "_shapes": -2,
-    "_torch_internals": -2,
-    "_contents": -1,
-    "_host": -1,
-    "_refusals": -1,
-    "_module": 0,
-    "_validation": 0,
+    "_notes": -3,
+    "_shapes": -3,
+    "_torch_internals": -3,
+    "_contents": -2,
+    "_host": -2,
+    "_refusals": -2,
+    "_module": -1,
+    "_validation": -1,
     "_distributed": 0,
     "kernels": 1,
     "laws": 2,

@@ -56,7 +56,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 _C: Any = torch._C  # the functions that set the state of a trace are not annotated
 _AUTOGRAD = _C._autograd
 _SHOWS_HOOKS = hasattr(_AUTOGRAD, "_top_saved_tensors_default_hooks")

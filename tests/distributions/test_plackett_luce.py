@@ -343,7 +343,7 @@ def test_values_outside_of_the_support():
 
 def test_bad_parameters():
     for logits, k, error, message in (
-        ([0.0], 1, TypeError, "`logits` must be a tensor"),
+        ([0.0], 1, TypeError, "`logits` must be a torch.Tensor"),
         (normal(4), 5, ValueError, "0 <= k <= n"),
         (normal(4), 1.5, TypeError, "`k` must be an int"),
         (normal(4), torch.tensor([1, 5]), ValueError, "0 <= k <= n"),
