@@ -77,8 +77,9 @@ def make_network(channels: int, size: int) -> nn.Sequential:
 
 
 def squared_distances(queries: Tensor, candidates: Tensor) -> Tensor:
-    """(queries, features), (candidates, features) -> (queries, candidates)."""
-    return queries.square().sum(-1, keepdim=True) - 2 * queries @ candidates.T + candidates.square().sum(-1)
+    """(queries, features), (candidates, features) -> (queries, candidates); products in float64, which cancel."""
+    left, right = queries.double(), candidates.double()
+    return (left.square().sum(-1, keepdim=True) - 2 * left @ right.T + right.square().sum(-1)).to(queries.dtype)
 
 
 def neighbour_loss(features: Tensor, labels: Tensor, k: int, relaxation: Callable[..., Tensor]) -> Tensor:

@@ -23,6 +23,7 @@ from khot import (
     topk_mask,
     transport_topk,
 )
+from khot.losses import neighbours
 from khot.nn import FenchelYoungTopKLoss, TopKCrossEntropyLoss
 from tests.inputs import normal
 from tests.oracle import cases, tensor
@@ -454,13 +455,28 @@ class TestKnnLoss:
         near = knn_loss(query, keys, *labels, 2, 1.0)
         torch.testing.assert_close(knn_loss(query + 1000, keys + 1000, *labels, 2, 1.0), near, rtol=1e-3, atol=1e-3)
 
+    @pytest.mark.parametrize("has_float64", [True, False])
+    def test_tight_clusters_far_apart(self, has_float64, monkeypatch):
+        """Of which the squares of the norms are a million times the squared distances."""
+        monkeypatch.setattr(neighbours, "has_float64", lambda x: has_float64)
+        centres = torch.tensor([10.0, -10.0]).repeat(10)[:, None]
+        query, keys = ((centres[:rows] + 0.01 * normal(rows, 4, seed=rows)).float() for rows in (6, 20))
+        labels = torch.arange(6) % 3, torch.arange(20) % 3
+        results = {}
+        for dtype in (torch.float32, torch.float64):
+            x = query.to(dtype).requires_grad_()
+            loss = knn_loss(x, keys.to(dtype), *labels, 3, 1e-4)
+            results[dtype] = loss.double(), torch.autograd.grad(loss, x)[0].double()
+        torch.testing.assert_close(results[torch.float32], results[torch.float64], rtol=1e-4, atol=1e-4)
+        assert results[torch.float64][1].abs().max() > 10
+
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_half_precision(self, dtype):
         query, keys, *labels = (x.to(dtype) if x.is_floating_point() else x for x in self.ARGUMENTS)
         loss = knn_loss(query, keys, *labels, 2, 1.0)
         assert torch.equal(loss, knn_loss(query.float(), keys.float(), *labels, 2, 1.0).to(dtype))
 
-    def test_autocast_computes_distances_in_single_precision(self):
+    def test_autocast_does_not_reach_the_distances(self):
         """Of features far apart and of two keys near a query, whose distance is much smaller than their norms."""
         query = torch.full((1, 4), 30.0, requires_grad=True)
         keys = query.detach() * torch.tensor([1.0, 1.0, -1.0, -1.0])[:, None]

@@ -1,12 +1,10 @@
 """A nearest-neighbour loss for learned features."""
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from khot._contents import is_finite, looks_at_contents
+from khot._tracing import has_float64
 from khot._validation import check_choice, check_function, check_positive_contents, check_softness, check_strided
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import transport_topk
@@ -90,22 +88,24 @@ def _logs_of_sums(
 
 
 def _squared_distances(query: Tensor, keys: Tensor) -> Tensor:
-    """(..., queries, keys); the common part of all features is subtracted first, so it does not cost digits."""
-    centre = keys.detach().mean(-2, keepdim=True)
-    query, keys = query - centre, keys - centre
-    squares = query.square().sum(-1, keepdim=True) + keys.square().sum(-1).unsqueeze(-2)
-    with _without_autocast(query.device.type):  # products in half precision would not cancel the squares
-        distances = (squares - 2 * query @ keys.mT).clamp(min=0)
+    """(..., queries, keys), in the dtype of the features.
+
+    Squares minus twice a product cancel between features that are close to each other and far from the mean, by more
+    digits than float32 has. So they are computed in float64, or from differences, which take d times the memory.
+    """
+    if has_float64(query):
+        wide_query, wide_keys = query.double(), keys.double()
+        centre = wide_keys.detach().mean(-2, keepdim=True)  # what all features share costs no digits in float64, either
+        wide_query, wide_keys = wide_query - centre, wide_keys - centre
+        squares = wide_query.square().sum(-1, keepdim=True) + wide_keys.square().sum(-1).unsqueeze(-2)
+        distances = (squares - 2 * wide_query @ wide_keys.mT).clamp(min=0).to(query.dtype)
+    else:
+        distances = (query.unsqueeze(-2) - keys.unsqueeze(-3)).square().sum(-1)
     if looks_at_contents(distances) and not is_finite(distances) and not distances.isfinite().all():
         raise ValueError(
             f"`query` and `keys` must have squared distances within the range of {distances.dtype}, but they overflow"
         )
     return distances
-
-
-def _without_autocast(device_type: str) -> AbstractContextManager[Any]:
-    is_known = torch.amp.is_autocast_available(device_type)  # not for tensors without data
-    return torch.autocast(device_type, enabled=False) if is_known else nullcontext()
 
 
 def _check_features(query: object, keys: object) -> None:
