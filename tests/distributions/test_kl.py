@@ -10,7 +10,18 @@ from pyro.infer import TraceMeanField_ELBO
 from torch.autograd import gradcheck
 from torch.distributions import OneHotCategorical, kl_divergence
 
-from khot import Brewer, ConditionalPoisson, GumbelTopK, PhantomUnit, Pivotal, Sampford, StraightThrough, Systematic
+from khot import (
+    Brewer,
+    ConditionalPoisson,
+    GumbelTopK,
+    PhantomUnit,
+    Pivotal,
+    Sampford,
+    StraightThrough,
+    Systematic,
+    sigmoid_topk,
+)
+from tests.inputs import normal
 from tests.registry import DESIGNS
 
 float64 = torch.float64
@@ -264,3 +275,33 @@ def test_wrapper_as_the_second_law():
     torch.testing.assert_close(kl_divergence(StraightThrough(p), StraightThrough(q)), kl_divergence(p, q))
     with pytest.raises(NotImplementedError, match="it gives no log-probability"):
         kl_divergence(p, StraightThrough(q, log_prob="none"))
+
+
+OF_LONG_ROWS = {
+    "logits": lambda x: ConditionalPoisson(logits=x, k=300),
+    "probs": lambda x: ConditionalPoisson(probs=sigmoid_topk(x, 300)),
+    "range": lambda x: ConditionalPoisson(logits=x, k=(299, 301)),
+    "prior": lambda x: ConditionalPoisson(logits=x, k=(299, 301, torch.zeros(3))),
+    "phantom": lambda x: PhantomUnit(ConditionalPoisson, logits=x),
+}
+
+
+@pytest.mark.parametrize("make", OF_LONG_ROWS.values(), ids=OF_LONG_ROWS)
+def test_no_term_is_rounded(make):
+    """The terms are a million times their difference."""
+    p, q = normal(1000), normal(1000) + 0.01 * normal(1000, seed=1)
+    single, double = (kl_divergence(make(p.to(dtype)), make(q.to(dtype))) for dtype in (torch.float32, float64))
+    assert 1e-5 < double < 0.1
+    torch.testing.assert_close(single.double(), double, rtol=2e-5, atol=0)
+    assert kl_divergence(make(p.float()), make(p.float())) == 0
+
+
+@pytest.mark.parametrize("case", SCORED, ids=lambda case: case.name)
+def test_no_term_of_few_vectors_is_rounded(case):
+    q = (P + 1e-3 * (Q - P)).float()
+    single, double = (
+        kl_divergence(case.make(logits=P.to(dtype), k=2), case.make(logits=q.to(dtype), k=2))
+        for dtype in (torch.float32, float64)
+    )
+    torch.testing.assert_close(single.double(), double, rtol=1e-3, atol=0)
+    assert (kl_divergence(case.make(logits=q, k=2), case.make(logits=q.clone(), k=2)) == 0).all()

@@ -21,9 +21,10 @@ from torch.distributions import OneHotCategorical, kl_divergence, register_kl
 
 from khot._contents import can_look
 from khot._shapes import broadcast_shapes
-from khot.kernels.exact.rows import compute_dtype
+from khot.kernels.operators.autograd import with_derivatives_of
 from khot.laws import size_prior
 from khot.laws.conditional_poisson import log_prob
+from khot.laws.largest_entropy import largest_entropy
 
 from .conditional_poisson import ConditionalPoisson
 from .design import SamplingDesign
@@ -36,15 +37,25 @@ MAX_TERMS = 10_000  # the most vectors to enumerate; beyond it, a sampled diverg
 
 
 def _rounded(divergence: Divergence) -> Divergence:
-    """Computes at least in float32, and converts the result to the type to which torch promotes those of both laws."""
+    """Computes in float64, and converts the result to the type to which torch promotes those of both laws.
+
+    A divergence is a difference, of which the terms are far larger than itself in long rows.
+    """
 
     @functools.wraps(divergence)
     def call(p: Any, q: Any) -> Tensor:
-        found = divergence(*(law.in_float32 if isinstance(law, SamplingDesign) else law for law in (p, q)))
+        found = divergence(*map(_unrounded, (p, q)))
         p_dtype, q_dtype = (law.dtype if isinstance(law, SamplingDesign) else law.logits.dtype for law in (p, q))
         return found.to(torch.promote_types(p_dtype, q_dtype))
 
     return call
+
+
+def _unrounded(law: Any) -> Any:
+    """A law with results in float64; a plain ConditionalPoisson in float32, whose parts are float64 and can be kept."""
+    if not isinstance(law, SamplingDesign):
+        return law
+    return law.in_float32 if isinstance(law, ConditionalPoisson) else law.in_float32.in_float64()
 
 
 @register_kl(SamplingDesign, ConditionalPoisson)
@@ -55,13 +66,12 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
     if p.event_shape != q.event_shape or p.enumerates("entropy"):
         return _enumerated(p, q)  # raises for the missing entropy
     try:
-        entropy = p.entropy()
+        mean, entropy = _mean_and_entropy(p)
     except NotImplementedError:
         return _enumerated(p, q)
-    dtype = torch.promote_types(p.dtype, q.dtype)  # in which equal terms cancel
     if q.log_prior is not None:
-        return _enumerated(p, q) if isinstance(p, PhantomUnit) else -entropy - _expected_log_prob(p, q).to(dtype)
-    cross_entropy = -log_prob(q.logits, q.size, p.mean, q.kept).to(dtype)
+        return _enumerated(p, q) if isinstance(p, PhantomUnit) else -entropy - _expected_log_prob(p, q)
+    cross_entropy = -log_prob(q.logits, q.size, mean, q.kept)
     if isinstance(p, ConditionalPoisson) and p.log_prior is not None:
         size = torch.arange(p.event_shape[0] + 1, device=p.k.device)
         outside = (size < q.k.unsqueeze(-1)) | (size > q.largest_k.unsqueeze(-1))
@@ -73,10 +83,22 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
     return torch.where((smallest >= q.k) & (largest <= q.largest_k), cross_entropy - entropy, torch.inf)
 
 
+def _mean_and_entropy(p: SamplingDesign) -> tuple[Tensor, Tensor]:
+    """In float64, with equal operations for the entropy of p and for its cross-entropy with an equal design."""
+    if not isinstance(p, ConditionalPoisson):
+        return p.mean, p.entropy()
+    mean = p._inclusion
+    if p.log_prior is not None:
+        return mean, -_expected_log_prob(p, p)
+    if p.parameter_name == "probs":
+        return with_derivatives_of(mean.detach(), p.probs), largest_entropy(p.probs, p.logits, p.size, p.kept)
+    return mean, -log_prob(p.logits, p.size, mean, p.kept)
+
+
 def _expected_log_prob(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
     """E_p log q for a q with a prior over its size: a sum over sizes, given which log q is linear."""
     batch_shape = broadcast_shapes(p.batch_shape, q.batch_shape)
-    q = q.expand(batch_shape)
+    p, q = p.in_float64(), q.expand(batch_shape)
     prior = q.size
     if isinstance(p, ConditionalPoisson) and p.size_varies:
         sizes, means = p.size_probs, size_prior.means_by_size(p.logits, prior)
@@ -119,7 +141,7 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
         )
     if p.event_shape != q.event_shape:
         raise ValueError(f"a divergence needs the same number of units, but got {p.event_shape} and {q.event_shape}")
-    p = p.expand(broadcast_shapes(p.batch_shape, q.batch_shape))
+    p, q = p.in_float64().expand(broadcast_shapes(p.batch_shape, q.batch_shape)), q.in_float64()
     value = p.enumerate_support(expand=False)
     log_p = p.log_prob(value)
     log_q = q.unchecked.log_prob(value)  # values that are impossible under q give infinity here and would raise
@@ -160,11 +182,11 @@ def _of_single_units(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _log_probs(one_hot: OneHotCategorical) -> Tensor:
-    """At least in float32, where the probabilities sum to 1; rounded to a half type they do not."""
+    """In float64, where the probabilities sum to 1; rounded to a narrower type they do not."""
     logits = one_hot.logits
     # For a given probability of 0, torch has the logit log eps. Given logits are far lower if their probability is 0.
     impossible = (one_hot.probs == 0) & (logits > 2 * math.log(torch.finfo(logits.dtype).eps))
-    return logits.to(compute_dtype(logits)).masked_fill(impossible, -torch.inf).log_softmax(-1)
+    return logits.double().masked_fill(impossible, -torch.inf).log_softmax(-1)
 
 
 def _log_prob_of_single_units(design: SamplingDesign, other: OneHotCategorical) -> Tensor:
@@ -173,6 +195,7 @@ def _log_prob_of_single_units(design: SamplingDesign, other: OneHotCategorical) 
         raise ValueError(
             f"a divergence needs the same number of units, but got {design.event_shape} and {other.event_shape}"
         )
+    design = design.in_float64()
     n, batch_dim = design.event_shape[0], len(design.batch_shape)
     units = torch.eye(n, dtype=design.parameter.dtype, device=design.parameter.device)
     try:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from khot._contents import is_finite, looks_at_contents
-from khot._tracing import has_float64
+from khot._host import has_float64
 from khot._validation import check_choice, check_function, check_positive_contents, check_softness, check_strided
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import transport_topk
