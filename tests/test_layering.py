@@ -347,7 +347,7 @@ def test_what_counts_as_reaching(module, source, found):
         ("khot.kernels.order.numba_backend", "import triton"),
         ("khot.kernels.a", "from .a_triton import launch"),
         ("khot.kernels.order.a", "from .triton_backend import launch"),
-        ("khot.kernels.order.a", "from ..isotonic.torch_backend import block_sums"),
+        ("khot.kernels.order.a", "from ..isotonic.exact import block_sums"),
         ("khot.kernels.order.a", "from ..exact.rows import _private"),
         ("khot.kernels.exact.rows", "from ..isotonic import isotonic"),
         ("khot.kernels.links.base", "from ..isotonic import isotonic"),

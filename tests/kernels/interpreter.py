@@ -1,7 +1,7 @@
 """A pytest plugin for a process in which Triton kernels are interpreted: ``TRITON_INTERPRET=1 pytest -p <this>``.
 
-The interpreter takes a reduction or scan with a combining function of its own one pair of entries at a time. The
-kernels' own functions are sums, minima and maxima of tuples, which NumPy has, and linear recurrences.
+The interpreter takes a reduction with a combining function of its own one pair of entries at a time. The kernels' own
+functions are sums, minima and maxima of tuples, which NumPy has.
 
 Two things are as on a device here, which Triton's interpreter does otherwise: minima and maxima leave out NaN, and a
 product that is directly added to something is not rounded before, in float64 only to a ``longdouble``.
@@ -13,13 +13,10 @@ import numpy as np
 import pytest
 import triton.language as tl
 from triton.runtime import interpreter
-from triton.runtime.interpreter import ReduceOps, ScanOps
+from triton.runtime.interpreter import ReduceOps
 
 from khot.kernels.count import triton_forest
 from khot.kernels.gpu import plans, tools
-from khot.kernels.order import triton_points as points_triton
-from khot.kernels.order import triton_scans as lapsum_triton
-from khot.kernels.order import triton_slices
 from khot.kernels.threshold import triton_flagged, triton_forward, triton_gaps, triton_rows
 
 np.seterr(all="ignore")  # infinities are meant
@@ -50,7 +47,7 @@ def pytest_runtest_call(item):
 # An operation takes the interpreter about as long for a thousand entries as for one.
 plans.PROGRAMS = triton_rows.PROGRAMS = 8
 plans.SPLIT_ABOVE, triton_forward.SAMPLE = 2**13, 2**10
-triton_rows.FLAGGED_PROGRAMS, triton_slices.ENOUGH = 3, 2
+triton_rows.FLAGGED_PROGRAMS = 3
 triton_forest.FOREST = triton_forest.FEW_TREES = ((32, 16, 1024, 1, 2), (1024, 1, 1024, 1, 2), (1024, 1, 1024, 1, 2))
 
 SUMS = [tools.add2, tools.add3, tools.add4]
@@ -82,49 +79,6 @@ def _sort(x, dim=None, descending=False):
 
 tl.sort = _sort
 
-
-RECURRENCES = [lapsum_triton.compose, lapsum_triton.compose_two]
-_scan_one_by_one = ScanOps.generic_scan
-
-
-def _scan(self, operands):
-    if operands[0].handle.data.ndim > 1:
-        return _scan_rows(self, operands)
-    if self.combine_fn is points_triton.larger:
-        values = [np.fmax.accumulate(operands[0].handle.data)]
-    elif self.combine_fn in RECURRENCES:
-        decay, *sums = (operand.handle.data for operand in operands)
-        values = [np.cumprod(decay), *(_recurrence(decay.tolist(), terms.tolist()) for terms in sums)]
-    else:
-        return _scan_one_by_one(self, operands)
-    return [
-        self.to_tensor(np.asarray(value, operand.handle.data.dtype), operand.dtype)
-        for value, operand in zip(values, operands, strict=True)
-    ]
-
-
-def _scan_rows(self, operands):
-    """Entries along the axis one by one, but all others at a time."""
-    rows = [np.moveaxis(operand.handle.data, self.axis, 0) for operand in operands]
-    sums = [row[0] for row in rows]
-    upto = [sums]
-    for entries in zip(*(row[1:] for row in rows), strict=True):
-        pair = (self.to_tensor(v, o.dtype) for half in (sums, entries) for v, o in zip(half, operands, strict=True))
-        sums = [v.handle.data for v in self.combine_fn.fn(*pair)]
-        upto.append(sums)
-    stacked = (np.stack(parts, axis=self.axis) for parts in zip(*upto, strict=True))
-    return [self.to_tensor(v, o.dtype) for v, o in zip(stacked, operands, strict=True)]
-
-
-def _recurrence(decays, terms):
-    total, totals = 0.0, []
-    for decay, term in zip(decays, terms, strict=True):
-        total = decay * total + term
-        totals.append(total)
-    return totals
-
-
-ScanOps.generic_scan = _scan
 
 Builder = interpreter.InterpreterBuilder
 Builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)

@@ -17,9 +17,7 @@ from khot.kernels.threshold.kinds import KINDS
 from khot.kernels.threshold.triton_backward import launch_backward
 from khot.kernels.threshold.triton_forward import launch_forward
 from tests.kernels.cases_draws import draws
-from tests.kernels.cases_order import order_maps
 from tests.kernels.cases_selection import selections
-from tests.kernels.cases_transport import transports
 from tests.kernels.cases_tree import trees
 from tests.kernels.device import SPLIT
 from tests.kernels.kernel_case import DOUBLE, HALF, SINGLE, Inputs, KernelCase, Outputs
@@ -99,4 +97,4 @@ def masks() -> list[KernelCase]:
     return entries
 
 
-KERNELS = [*masks(), *draws(), *order_maps(), *selections(), *transports(), *trees()]
+KERNELS = [*masks(), *draws(), *selections(), *trees()]

@@ -21,7 +21,6 @@ from khot.kernels.operators.platforms import HAS_NUMBA
 from khot.kernels.order_sampling import order_draw
 from khot.kernels.random_numbers.philox import Place
 from khot.kernels.threshold.kinds import LOG_MASK, MASK
-from khot.kernels.transport import sorted_transport
 from khot.relaxations.engine import ThresholdMap
 from tests.backends import USUAL
 from tests.processes import run_python
@@ -196,20 +195,6 @@ def test_plans_cover_every_row(dtype):
             parts, length = plan.chunks(n)
             assert length % plan.block == 0 and (parts - 1) * length < n <= parts * length
             assert rows * parts <= 2 * plans.PROGRAMS or plan.splits == 1
-
-
-def test_which_transports_have_kernels():
-    def runs(x, k):
-        return sorted_transport.fuses(x, torch.ones(len(x)), k, 1e-9, 100, False)
-
-    with backend("triton"):
-        assert runs(torch.zeros(2, 100), 15) and not runs(torch.zeros(2, 100), 16) and not runs(torch.zeros(2, 1), 1)
-        assert runs(torch.zeros(2, 100).double(), 7) and not runs(torch.zeros(2, 100).double(), 8)
-        assert runs(torch.zeros(16, 10**5), 3) and not runs(torch.zeros(2, 10**5), 3)
-    with backend("numba"):
-        assert runs(torch.zeros(2, 300), 199) and not runs(torch.zeros(2, 300), 200) and not runs(torch.zeros(2, 1), 1)
-    with backend("torch"):
-        assert not runs(torch.zeros(2, 100), 3)
 
 
 @pytest.mark.slow

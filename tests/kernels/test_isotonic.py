@@ -4,9 +4,9 @@ import pytest
 import torch
 from scipy.optimize import isotonic_regression
 
+from khot.kernels.isotonic import exact as isotonic
 from khot.kernels.isotonic import isotonic as kernel
-from khot.kernels.isotonic import torch_backend as isotonic
-from khot.kernels.isotonic.torch_backend import Objective, block_minimiser, dual_ascent, pool_by_halves
+from khot.kernels.isotonic.exact import Objective, block_minimiser, dual_ascent, pool_by_halves
 from tests.inputs import normal
 
 

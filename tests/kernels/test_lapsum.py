@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from khot.kernels.order import decayed_sums, soft_count_inverse, sorted_positions, torch_sums
-from khot.kernels.order.torch_sums import FAR
+from khot.kernels.order import decayed_sums, soft_count_inverse, sorted_positions, sums
+from khot.kernels.order.sums import FAR
 from tests.inputs import normal
 
 
@@ -20,12 +20,12 @@ def test_both_ways_are_the_definition(n, spread):
     left, right = normal(3, n, seed=1), normal(3, n, seed=2)
     kernel = (-(z.unsqueeze(-1) - z.unsqueeze(-2)).abs()).exp()  # (3, n, n)
     before, after = kernel.tril(-1) @ left.unsqueeze(-1), kernel.triu(1) @ right.unsqueeze(-1)
-    for sums in (
-        torch_sums.sums_by_cumsum(z.exp(), (-z).exp(), left, right),
-        torch_sums.sums_by_doubling(gap, left, right),
+    for found in (
+        sums.sums_by_cumsum(z.exp(), (-z).exp(), left, right),
+        sums.sums_by_doubling(gap, left, right),
         decayed_sums(z, gap, left, right),
     ):
-        for result, expected in zip(sums, (before, after), strict=True):
+        for result, expected in zip(found, (before, after), strict=True):
             torch.testing.assert_close(result, expected.squeeze(-1), rtol=1e-12, atol=1e-12)
 
 

@@ -1,25 +1,21 @@
-"""Loops of the maps by absolute value, sorted transport, permutations and Brewer's scores: threads, and rows left."""
-
-from functools import partial
+"""Loops of the maps by absolute value, permutations and Brewer's scores: threads, and rows left."""
 
 import pytest
 import torch
 
-from khot import Brewer, soft_permutation, sorted_transport_topk, sparse_topk_magnitude, sparse_topk_signed
+from khot import Brewer, soft_permutation, sparse_topk_magnitude, sparse_topk_signed
 from khot.kernels import backend
 from tests.inputs import normal
 
 pytest.importorskip("numba", reason="numba is not installed")
 
 from khot.kernels.threshold import numba_backend as magnitude
-from khot.kernels.transport import numba_backend as transport
 
 pytestmark = pytest.mark.slow  # loops that few tests share, each a second or more to compile
 
 MAPS = {
     "magnitude": lambda x: sparse_topk_magnitude(x, 7, 0.5, 1.7),
     "signed": lambda x: sparse_topk_signed(x, 30, 0.5),
-    "transport": lambda x: sorted_transport_topk(x, 3, 0.5),
     "permutation": soft_permutation,
     "brewer": lambda x: Brewer(logits=x, k=3).log_prob((x.argsort(-1).argsort(-1) < 3).to(x.dtype)),
 }
@@ -41,27 +37,17 @@ def test_results_do_not_depend_on_the_number_of_threads(name):
 @pytest.fixture
 def left(monkeypatch):
     """How many rows each call of a loop leaves to the torch backend."""
-    counts = []
+    counts, run = [], magnitude.over_rows
 
-    def count_in(module):
-        run = module.over_rows
+    def counted(*arguments):
+        counts.append(run(*arguments))
+        return counts[-1]
 
-        def counted(*arguments):
-            counts.append(run(*arguments))
-            return counts[-1]
-
-        monkeypatch.setattr(module, "over_rows", counted)
-
-    for module in (magnitude, transport):
-        count_in(module)
+    monkeypatch.setattr(magnitude, "over_rows", counted)
     return counts
 
 
 both_reals = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-
-
-def transport_of(k, x, epsilon):
-    return sorted_transport_topk(x, k, epsilon)
 
 
 def differentiate(function, *inputs):
@@ -113,30 +99,6 @@ def test_rare_magnitudes_are_those_of_the_torch_backend(dtype, left):
     x[7, 3] = torch.nan
     with pytest.raises(ValueError, match="`x` must not contain NaN, but row 7 of the flattened batch does"):
         sparse_topk_magnitude(x, 5)
-
-
-@both_reals
-def test_transport_without_rows_left(dtype, left):
-    eps = torch.finfo(dtype).eps
-    for n, k, epsilon in ((2, 1, 1.0), (10, 10, 0.5), (40, 20, 0.1), (1000, 3, 1e-3), (300, 5, 1e4)):
-        x = normal(20, n, dtype=dtype)
-        x[::2] = x[::2].round()  # ties, in which Newton's steps overshoot
-        softness = torch.tensor(epsilon, dtype=torch.float64)
-        for found, expected in differentiate(partial(transport_of, k), x, softness):
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e4 * eps * (1 + expected.abs().max().item()))
-    assert left == [0] * 10
-
-
-@both_reals
-def test_rare_transports_are_those_of_the_torch_backend(dtype, left):
-    x = normal(4, 12, dtype=dtype)
-    x[1] *= torch.finfo(dtype).max / 8
-    epsilon = torch.tensor([1e-200, 1.0, 1e-3, 1e160], dtype=torch.float64)
-    for found, expected in differentiate(lambda x: sorted_transport_topk(x, 4, epsilon), x):
-        torch.testing.assert_close(found, expected, rtol=1e4 * torch.finfo(dtype).eps, atol=1e-9)
-    assert any(left)
-    with pytest.warns(RuntimeWarning, match="rows were off by up to .* max_iter=1"):
-        sorted_transport_topk(x, 4, 1.0, max_iter=1)
 
 
 def test_scores_of_brewer():

@@ -17,12 +17,13 @@ from khot.kernels import backend, registry
 from khot.kernels.draws import kinds
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.logistic import LOGISTIC
-from khot.kernels.order import reference as order
 from khot.kernels.order_sampling import rank_centre
 from khot.kernels.order_sampling.noises import NOISES
 from khot.kernels.random_numbers.philox import FIRST
 from khot.kernels.registry import OPERATORS
 from tests.inputs import normal
+from tests.kernels import isotonic_definition, transport_definition
+from tests.kernels import order_definition as order
 from tests.kernels import threshold_definition as simplex
 
 DOUBLE = torch.float64
@@ -210,6 +211,14 @@ DEFINITIONS = {
     "threshold_mask": simplex.mask,
     "threshold_mask_derivative": simplex.mask_derivative,
     "threshold_derivative": simplex.threshold_derivative,
+    "isotonic": isotonic_definition.isotonic,
+    "sorted_positions": order.sorted_positions,
+    "decayed_sums": order.decayed_sums,
+    "soft_count_inverse": order.soft_count_inverse,
+    "slice_weights": order.slice_weights,
+    "slice_weights_derivative": order.slice_weights_derivative,
+    "sorted_transport": transport_definition.sorted_transport,
+    "sorted_transport_derivative": transport_definition.sorted_transport_derivative,
 }  # those of other operators are their plain functions
 # Solves of laws, which have one way to compute them and tests of their own, and functions of contents in graphs.
 OF_LAWS = {"covariance_solve", "solve_logits"}

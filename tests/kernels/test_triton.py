@@ -18,7 +18,6 @@ from khot import (
     log_lapsum_topk,
     log_sigmoid_topk,
     sigmoid_topk,
-    sorted_transport_topk,
     sparse_topk,
 )
 from khot.kernels.links.clipped_power import clipped_power
@@ -149,50 +148,6 @@ def test_extreme_rows(relaxation, name):
         grads = torch.autograd.grad((y * base.to(DEVICE)).sum(), (x, k))
         assert ((y >= 0) & (y <= 1)).all() and all(grad.isfinite().all() for grad in grads)
         torch.testing.assert_close(y.double().sum(-1).cpu(), sizes.double(), rtol=2e-6, atol=0)
-
-
-SOME = ("ties", "huge", "outlier", "clusters")
-
-
-@pytest.mark.parametrize("name", [name for name in EXTREMES if not INTERPRETED or name in SOME])
-def test_extreme_rows_of_transport(name):
-    base = torch.randn(1, 12, generator=torch.Generator().manual_seed(3))
-    x = EXTREMES[name](base).to(DEVICE).requires_grad_()
-    for softness in (1e-3, 1.0):
-        epsilon = torch.tensor(softness, device=DEVICE, requires_grad=True)
-        y = sorted_transport_topk(x, 3, epsilon, max_iter=60)
-        with khot.kernels.backend("torch"):
-            expected = sorted_transport_topk(x.detach().double(), 3, epsilon.detach().double())
-        torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-6)
-        torch.testing.assert_close(y.double().sum(-2).cpu(), torch.ones(1, 3).double(), rtol=0, atol=1e-6)
-        grads = torch.autograd.grad(y[..., 0].square().sum(), (x, epsilon))
-        assert all(grad.isfinite().all() for grad in grads)
-
-
-def test_gradients_of_transport_where_the_plan_is_almost_hard():
-    """They are had from what float32 has rounded off the plan."""
-    x = torch.tensor([[1.0, 0.9, 0.2, -0.5]])
-    grads = []
-    for where, dtype, name in (
-        (DEVICE, torch.float32, "auto" if DEVICE == "cuda" else "triton"),
-        ("cpu", torch.float64, "torch"),
-    ):
-        leaf = x.to(where, dtype).requires_grad_()
-        with khot.kernels.backend(name):
-            y = sorted_transport_topk(leaf, 2, 0.01)
-            grads.append(torch.autograd.grad(y[..., 0].square().sum(), leaf)[0].cpu().double())
-    assert 0 < grads[1].abs().max() < 1e-2
-    torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-12)
-
-
-def test_transport_refuses_bad_contents_and_warns():
-    x = torch.tensor([[1.0, 2.0, 0.0, 0.3], [1.0, 3.0, 0.5, torch.inf]], device=DEVICE)
-    with pytest.raises(ValueError, match="`x` must be finite, but row 1"):
-        sorted_transport_topk(x, 2)
-    with pytest.raises(ValueError, match="`epsilon` must be positive and finite, but got -1.*row 0"):
-        sorted_transport_topk(x[:1], 2, torch.tensor(-1.0, device=DEVICE), max_iter=5)
-    with pytest.warns(RuntimeWarning, match="1 of 1 rows were off by up to .* max_iter=1"):
-        sorted_transport_topk(x[:1], 2, 2.0, max_iter=1)
 
 
 @pytest.mark.parametrize("relaxation", MAPS, ids=lambda function: function.__name__)

@@ -25,14 +25,14 @@ def masks(*links: str) -> list[str]:
 # takes all kernels at all sizes.
 ALL_SIZES = [
     *masks("logistic", "clip_power", "logistic_log"),
-    *("transport_k10", "transport_gradient_k10", "order_log_exponential_draw", "topk_mask"),
+    *("order_log_exponential_draw", "topk_mask"),
 ]
 
 ON_TARGETS = {
     "sm_80": ["gradient_logistic", "forest"],
     "sm_90": ALL_SIZES,
     "sm_100": ["gradient_clip_power", "pairs"],
-    "gfx942": ["mask_logistic", "transport_gradient_k10", "tree", "topk_mask"],
+    "gfx942": ["mask_logistic", "tree", "topk_mask"],
 }
 
 

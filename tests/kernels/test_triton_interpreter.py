@@ -21,7 +21,6 @@ OF_EVERY_BACKEND = ["kernels/test_operators.py"]
 OF_KERNELS = [
     "kernels/test_triton.py",
     "kernels/test_triton_draws.py",
-    "kernels/test_triton_order.py",
     "kernels/test_triton_tree.py",
 ]
 MARKED = [
@@ -31,10 +30,7 @@ MARKED = [
     "relaxations/test_capped_softmax.py",
     "relaxations/test_contract.py",
     "relaxations/test_lapsum.py",
-    "relaxations/test_order.py",
-    "relaxations/test_order_far.py",
     "relaxations/test_sigmoid.py",
-    "relaxations/test_sorted_transport.py",
     "relaxations/test_sparse.py",
 ]
 

@@ -18,7 +18,7 @@ every_map = pytest.mark.parametrize("order_map", MAPS, ids=lambda order_map: ord
 
 @pytest.mark.parametrize(
     "dtype",
-    [pytest.param(torch.float64, marks=pytest.mark.interpreted), torch.float32],  # kernels take both as float64
+    [torch.float64, torch.float32],
     ids=str,
 )
 @pytest.mark.parametrize("case", cases("lapsum_order"))

@@ -20,7 +20,7 @@ from khot._distributed.boundary import of_rows
 from khot._validation import check_floating, check_scores, check_softness, check_softness_contents, checked_real
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.operators.autograd import with_derivatives_of
-from khot.kernels.order.torch_sums import FAR
+from khot.kernels.order.sums import FAR
 
 from .laplace import carried, decayed_sums, positions
 

@@ -14,7 +14,7 @@ from khot._distributed.boundary import of_rows
 from khot._validation import check_choice, check_floating, check_softness, checked_count
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.isotonic import isotonic
-from khot.kernels.isotonic.torch_backend import Objective, block_sums
+from khot.kernels.isotonic.exact import Objective, block_sums
 from khot.kernels.operators.autograd import with_derivatives_of
 
 from .sparse import check_exponent

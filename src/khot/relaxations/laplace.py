@@ -20,8 +20,8 @@ from torch.autograd import Function
 from khot.kernels import order as kernel
 from khot.kernels.operators.autograd import move_batch_first, with_derivatives_of, with_forward_mode
 from khot.kernels.order import Points
-from khot.kernels.order.reference import distances
-from khot.kernels.order.torch_sums import FAR
+from khot.kernels.order.slices import distances
+from khot.kernels.order.sums import FAR
 
 
 def carried(value: Tensor, carrier: Tensor) -> Tensor:

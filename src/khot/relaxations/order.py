@@ -17,7 +17,7 @@ from khot._distributed.boundary import of_rows
 from khot._validation import check_flag, check_scores, check_softness, check_softness_contents
 from khot.kernels import order as kernel
 from khot.kernels.exact.rows import in_rows_of
-from khot.kernels.order.torch_sums import FAR
+from khot.kernels.order.sums import FAR
 
 from .excluded import Filled, filled_below, with_lowest_first
 from .laplace import carried, decayed_sums, positions, slice_weights, soft_count_inverse

@@ -1,9 +1,8 @@
 """The order maps in eager mode: after the sort, one function for the forward pass and one for the backward pass.
 
-On accelerators, for rows that fit on chip, these are Triton kernels. On a CPU they are loops in numba, which keep a few
-numbers per item where a chain of differentiable operations keeps dozens. Compiled graphs, function transforms, forward
-mode and derivatives of higher order use the operations of :mod:`khot.relaxations.laplace` instead, as does an
-environment without either library.
+These are loops in numba on a CPU, which keep a few numbers per item where a chain of differentiable operations keeps
+dozens. Other devices, compiled graphs, function transforms, forward mode and derivatives of higher order use the
+operations of :mod:`khot.relaxations.laplace` instead, as does an environment without numba.
 """
 
 from collections.abc import Callable
@@ -39,18 +38,17 @@ class OrderMap:
         found = self.whole.find(x)
         if found is None:
             return self.compose(values, order, scale)
-        if isinstance(scale, Tensor) or not found.takes_number:
-            device = x.device if isinstance(scale, Tensor) else "cpu"  # for a number this saves a launch
-            scale = torch.as_tensor(scale, dtype=torch.float64, device=device).expand(x.shape[:-1])
+        if isinstance(scale, Tensor):
+            scale = scale.to(x.device, torch.float64).expand(x.shape[:-1])
         if torch.is_grad_enabled() and (x.requires_grad or (isinstance(scale, Tensor) and scale.requires_grad)):
             result: Tensor = _Whole.apply(x, scale, values.detach(), order, found, self.compose)
             return result
         with torch.no_grad():
-            return found.forward(values, order, scale)[0]
+            return found.forward(values, order, scale)
 
 
 def _differentiable_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, scales, _, order, *_ = ctx.saved_tensors
+    x, scales, _, order = ctx.saved_tensors
     scale = ctx.number if scales is None else scales
     inputs = [v for v, needed in zip((x, scale), ctx.needs_input_grad, strict=False) if needed]
     with torch.enable_grad():
@@ -70,17 +68,17 @@ class _Whole(Function):
         rows: RowMap,
         compose: Callable[..., Tensor],
     ) -> Tensor:
-        result, *saved = rows.forward(values, order, scale)
+        result = rows.forward(values, order, scale)
         ctx.rows, ctx.compose = rows, compose
         scales, ctx.number = (scale, None) if isinstance(scale, Tensor) else (None, scale)
-        ctx.save_for_backward(x, scales, values, order, *saved)
+        ctx.save_for_backward(x, scales, values, order)
         return no_view(result)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if not is_first_derivative(grad):
             return _differentiable_backward(ctx, grad)
-        _, scales, values, order, *saved = ctx.saved_tensors
+        _, scales, values, order = ctx.saved_tensors
         scale = ctx.number if scales is None else scales
-        grads = ctx.rows.backward(values, order, scale, grad, ctx.needs_input_grad[1], *saved)
+        grads = ctx.rows.backward(values, order, scale, grad, ctx.needs_input_grad[1])
         return *(v if needed else None for v, needed in zip(grads, ctx.needs_input_grad, strict=False)), *[None] * 4

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from khot._distributed.boundary import of_rows
 from khot._validation import check_scores, check_softness, check_strided
-from khot.kernels.isotonic.torch_backend import block_sums
+from khot.kernels.isotonic.exact import block_sums
 
 from .excluded import filled_below, may_have_excluded, with_lowest_first
 from .isotonic import column, of_pooled, solve_blocks

@@ -12,17 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn.functional import pad
 
 from khot._contents import checks_contents, looks_at_contents
 from khot._distributed.boundary import of_rows
 from khot._validation import check_enough, check_k, check_scores, check_softness, checked_count, checked_int
-from khot.kernels.call import is_plain
-from khot.kernels.exact.rows import in_rows_of, numbers_of_rows
+from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
 from khot.kernels.transport import sorted_transport, sorted_transport_derivative
-from khot.kernels.transport.solver import scores_and_plan, solve_dual
-from khot.kernels.transport.torch_backend import anchors, centred, derivative
+from khot.kernels.transport.plan import (
+    anchors,
+    centred,
+    derivative,
+    outward_sums,
+    padded,
+    scores_and_plan,
+    solve_dual,
+    threshold_steps,
+)
 
 from .excluded import filled_below, may_have_excluded
 
@@ -53,9 +59,10 @@ class _SortedTransport(Function):
         if plain and grad_y is not None and grad_t is None:
             grad_x, grad_half = sorted_transport_derivative(x, half, t, grad_y, needs_half)
             return grad_x, grad_half if needs_half else None, None, None, None, None
-        half = half.to(x.device)
-        scores, plan = scores_and_plan(x, half, t)
-        grad_x, grad_half = derivative(plan, scores, half, grad_y, grad_t)
+        scores, plan = _scores_and_plan(x, half, t)
+        grad_plan = torch.zeros_like(plan) if grad_y is None else padded(grad_y, len(plan))
+        of_t = None if grad_t is None else grad_t.movedim(-1, 0)
+        grad_x, grad_half = derivative(plan, scores, half, grad_plan, of_t)
         return grad_x.to(x.dtype), grad_half if needs_half else None, None, None, None, None
 
     @staticmethod
@@ -67,17 +74,23 @@ class _SortedTransport(Function):
 
 def _jvp(ctx: Any, saved: list[Tensor], dx: Tensor | None, dhalf: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
     x, half, t = saved
-    half = half.to(x.device)
-    scores, plan = scores_and_plan(x, half, t)
+    scores, plan = _scores_and_plan(x, half, t)
     moved = torch.zeros_like(plan)
     if dx is not None:
-        moved = moved + anchors(plan) * (dx / half.unsqueeze(-1)).unsqueeze(-2)
+        moved = moved + anchors(plan) * (dx / half.unsqueeze(-1))
     if dhalf is not None:
-        moved = moved - scores * (dhalf / half)[..., None, None]
-    dg = pad(-solve_dual(plan, centred(plan, moved).sum(-1)[..., :-1]), (0, 1))
-    dt = half.unsqueeze(-1) * dg.diff(dim=-1)
-    dy = centred(plan, moved + dg.unsqueeze(-1)).narrow(-2, 0, ctx.k)
-    return dy.to(x.dtype).clone(memory_format=torch.contiguous_format), dt  # the layout of y, as forward mode requires
+        moved = moved - scores * (dhalf / half).unsqueeze(-1)
+    dg = -solve_dual(plan, plan.sum(-1), centred(plan, moved).sum(-1)[:-1])
+    dt = half * threshold_steps(dg)
+    of_duals = torch.cat([dg, torch.zeros_like(plan[:1, ..., 0])]).unsqueeze(-1)
+    dy = centred(plan, moved + of_duals)[: ctx.k].movedim(0, -2)
+    # Forward mode requires the layouts of y and t.
+    return dy.to(x.dtype).clone(memory_format=torch.contiguous_format), dt.movedim(0, -1).contiguous()
+
+
+def _scores_and_plan(x: Tensor, half: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    x, t = x.double(), t.movedim(-1, 0)
+    return scores_and_plan(x, half, t, outward_sums(len(t) + 1, x))
 
 
 _apply = with_forward_mode(_SortedTransport, _jvp)
@@ -120,13 +133,11 @@ def sorted_transport_topk(
         epsilon: Positive softness.
         dim: Axis of the ground set.
         tol: Deviation of a column's sum from 1 at which to stop; by default about the rounding error of the dtype.
-        max_iter: Number of Newton steps after which to stop with a RuntimeWarning. Accelerators that have kernels for
-            this map give the warning only while they check contents.
+        max_iter: Number of Newton steps after which to stop with a RuntimeWarning.
 
     Returns:
         Tensor of the dtype and shape of ``x`` with an axis of length ``k`` appended, in ``[0, 1]``. It is computed in
-        float64. On accelerators, for k up to 15 (float64: 7), it is computed in the dtype of ``x`` or float32, with
-        thresholds in float64.
+        float64.
 
     Raises:
         ValueError: If ``k`` or ``epsilon`` is out of range, ``epsilon`` does not broadcast, or ``x`` contains NaN or
@@ -155,8 +166,7 @@ def sorted_transport_topk(
 
 def _columns(x: Tensor, k: int, epsilon: float | Tensor, tol: float, max_iter: int) -> Tensor:
     """The plans of rows x (..., n), with columns as rows (..., k, n)."""
-    on_host = x.is_cuda and is_plain(x, epsilon)  # in forward mode, its tangent would be on the host, too
-    half = in_rows_of(x, epsilon) / 2 if isinstance(epsilon, Tensor) else in_rows_of(x, epsilon / 2, on_host)
+    half = in_rows_of(x, epsilon) / 2
     if not may_have_excluded(x):
         y: Tensor = _apply(x, half, k, tol, max_iter, checks_contents(x))[0]
         return y
@@ -171,4 +181,4 @@ def _reach(x: Tensor, half: Tensor) -> Tensor:
     """The distance below the others at which an entry has no mass in any column (..., 1)."""
     finite = x.detach().double().nan_to_num(neginf=torch.nan)
     lowest, highest = finite.nan_to_num(nan=torch.inf).amin(-1), finite.nan_to_num(nan=-torch.inf).amax(-1)
-    return ((highest - lowest).clamp(min=0) + UNFELT * numbers_of_rows(x, half)).unsqueeze(-1)
+    return ((highest - lowest).clamp(min=0) + UNFELT * half).unsqueeze(-1)

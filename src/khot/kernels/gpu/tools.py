@@ -16,7 +16,7 @@ from ..exact.rows import FARTHEST
 from .target import INTERPRETED, is_cuda
 
 FARTHEST_64 = tl.constexpr(FARTHEST[torch.float64])
-LARGEST_32, LARGEST_64 = (tl.constexpr(torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64))
+LARGEST_64 = tl.constexpr(torch.finfo(torch.float64).max)
 
 
 LOG2_E = tl.constexpr(math.log2(math.e))
@@ -57,15 +57,6 @@ def rough_log(x):
 
 
 @triton.jit
-def per_row(pointer, number, row, stride, IS_TENSOR: tl.constexpr):
-    """k or scale of a row, in float64."""
-    if IS_TENSOR:
-        return tl.load(pointer + row * stride)
-    else:
-        return tl.full((), number, tl.float64)
-
-
-@triton.jit
 def load_tile(x_ptr, start, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
     cols = start + tl.arange(0, BLOCK)
     return tl.load(x_ptr + cols, mask=cols < n, other=-float("inf")).to(DTYPE)  # (BLOCK,)
@@ -84,15 +75,6 @@ def split_threshold(t, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def inverse_scale(scale, DTYPE: tl.constexpr):
-    """1 / scale for a float64 scale, finite."""
-    if DTYPE == tl.float64:
-        return tl.minimum(1.0 / scale, LARGEST_64)
-    else:
-        return tl.minimum(1.0 / scale, LARGEST_32).to(DTYPE)
-
-
-@triton.jit
 def store_tile(y_ptr, y, start, n, BLOCK: tl.constexpr):
     cols = start + tl.arange(0, BLOCK)
     tl.store(y_ptr + cols, y.to(y_ptr.dtype.element_ty), mask=cols < n)
@@ -104,9 +86,6 @@ class RowNumbers(NamedTuple):
     tensor: Tensor | None
     number: float
     stride: int
-
-    def arguments(self, placeholder: Tensor) -> tuple[Tensor, float, int]:
-        return (placeholder if self.tensor is None else self.tensor), self.number, self.stride
 
 
 def row_numbers(values: Tensor, device: torch.device) -> RowNumbers:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..operators.autograd import move_batch_first
 from ..registry import Operator
-from . import reference
+from . import exact
 
 
 def _fake(s: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -44,7 +44,7 @@ def _batch(info: Any, in_dims: Any, s: Tensor, w: Tensor, strength: Tensor, *opt
     return isotonic(s, w, strength, *options[:-1], ""), (0, 0)
 
 
-isotonic = Operator("isotonic", reference.isotonic, fake=_fake, batch=_batch)
+isotonic = Operator("isotonic", exact.isotonic, fake=_fake, batch=_batch)
 
 
 def _pools(s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, dual: bool, *_: Any) -> str | None:
@@ -52,4 +52,3 @@ def _pools(s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, du
 
 
 isotonic.backend("numba", module=".numba_backend", takes=_pools)
-isotonic.backend("torch", module=".torch_backend")

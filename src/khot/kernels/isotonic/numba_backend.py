@@ -16,7 +16,7 @@ from torch import Tensor
 from ..cpu.loops import kernel_for_dtype, over_rows, per_row
 from ..cpu.maths import Real
 from ..cpu.rows import REALS_AT, doubles_at, longs_at
-from .torch_backend import check_contents
+from .exact import check_contents
 
 
 def isotonic(

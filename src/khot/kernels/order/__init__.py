@@ -9,9 +9,9 @@ digits, and beyond ``FAR`` scales the exact distance makes no difference. A wide
 so that nothing overflows.
 
 A cumulative sum of :math:`e^{z_i} v_i`, divided by :math:`e^{z_j}`, gives the sums in O(n) while no exponential over-
-or underflows: in double precision as long as the items spread over at most 256 scales. Beyond that, and on accelerators
-without Triton, where reading the spread would stall, the sums double their reach log2(n) times with products of the
-decays :math:`e^{-h_j} \le 1`, which work for any gaps.
+or underflows: in double precision as long as the items spread over at most 256 scales. Beyond that, and on an
+accelerator, where reading the spread would stall, the sums double their reach log2(n) times with products of the decays
+:math:`e^{-h_j} \le 1`, which work for any gaps.
 
 Between neighbouring items the soft count of those below t, :math:`F(t) = \sum_i \mathrm{Lap}(t - z_i)`, is a constant
 plus two exponentials. With p items at or below t, :math:`A = 1 + \ell_p(1)` and :math:`B = 1 + r_{p+1}(1)`,
@@ -35,40 +35,36 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..registry import Backends, Operator, only_if
-from . import reference
-from .reference import number_of_points
+from ..registry import Backends, Operator
+from . import slices, sums
+from .sums import Points, number_of_points
 
-LONGEST_ON_CHIP = 1024  # items of a row that one program holds
-
-
-class Points(NamedTuple):
-    """Points among sorted items, all (..., points).
-
-    Attributes:
-        offset: Offset of a point from an item near it.
-        anchor: The number of that item (int64).
-        below: How many items lie at or below the point (int64): the anchor or the one after it.
-    """
-
-    offset: Tensor
-    anchor: Tensor
-    below: Tensor
+__all__ = [
+    "Points",
+    "RowMap",
+    "decayed_sums",
+    "slice_weights",
+    "slice_weights_derivative",
+    "soft_count_inverse",
+    "soft_permutation",
+    "soft_rank",
+    "soft_sort",
+    "sorted_positions",
+]
 
 
 class RowMap(NamedTuple):
-    """A map of sorted values, their original positions (..., n), and the scale in float64 (...), with its derivative.
+    """A map of sorted values, their original positions (..., n) and the scale, with its derivative.
+
+    The scale is a number, or float64 (...).
 
     Attributes:
-        forward: Maps these to a tuple of the result and of values that the derivative needs.
-        backward: Maps these, dL/d result, whether dL/dscale is wanted, and the values that the derivative needs, to
-            dL/dx and dL/dscale in float64.
-        takes_number: Whether the scale of all rows may be a number.
+        forward: Maps these to the result.
+        backward: Maps these, dL/d result, and whether dL/dscale is wanted, to dL/dx and dL/dscale in float64.
     """
 
-    forward: Callable[[Tensor, Tensor, Any], tuple[Tensor, ...]]
-    backward: Callable[..., tuple[Tensor, Tensor | None]]
-    takes_number: bool = False
+    forward: Callable[[Tensor, Tensor, Tensor | float], Tensor]
+    backward: Callable[[Tensor, Tensor, Tensor | float, Tensor, bool], tuple[Tensor, Tensor | None]]
 
 
 def _like_twice(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -88,41 +84,15 @@ def _like_gradients(values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, 
     return values.new_empty(values.shape), offset.new_empty(offset.shape)
 
 
-sorted_positions = Operator("sorted_positions", reference.sorted_positions, fake=_like_twice)
-sorted_positions.backend("torch", module=".torch_sums")
-
-decayed_sums = Operator("decayed_sums", reference.decayed_sums, fake=_like_twice)
-decayed_sums.backend("triton", module=".triton_scans")
-decayed_sums.backend("torch", module=".torch_sums")
-
-soft_count_inverse = Operator("soft_count_inverse", reference.soft_count_inverse, fake=_like_points)
-soft_count_inverse.backend("torch", module=".torch_sums")
-
-slice_weights = Operator("slice_weights", reference.slice_weights, fake=_like_slices)
-slice_weights.backend("triton", module=".triton_slices")
-slice_weights.backend("torch", module=".torch_slices")
-
-slice_weights_derivative = Operator(
-    "slice_weights_derivative", reference.slice_weights_derivative, fake=_like_gradients
-)
-slice_weights_derivative.backend("triton", module=".triton_slices")
-slice_weights_derivative.backend("torch", module=".torch_slices")
-
-
-_on_chip = only_if(
-    lambda values: values.shape[-1] <= LONGEST_ON_CHIP,
-    f"a program has no room for a row of more than {LONGEST_ON_CHIP} items",
-)
+sorted_positions = Operator("sorted_positions", sums.sorted_positions, fake=_like_twice)
+decayed_sums = Operator("decayed_sums", sums.decayed_sums, fake=_like_twice)
+soft_count_inverse = Operator("soft_count_inverse", sums.soft_count_inverse, fake=_like_points)
+slice_weights = Operator("slice_weights", slices.slice_weights, fake=_like_slices)
+slice_weights_derivative = Operator("slice_weights_derivative", slices.slice_weights_derivative, fake=_like_gradients)
 
 # Whole maps and their first derivatives, each a :class:`RowMap`; other calls are composed of the operators above.
 soft_rank = Backends(__name__, "SOFT_RANK")
-soft_rank.backend("triton", module=".triton_rank", takes=_on_chip)
-soft_rank.backend("numba", module=".numba_maps")
-
 soft_sort = Backends(__name__, "SOFT_SORT")
-soft_sort.backend("triton", module=".triton_points", takes=_on_chip)
-soft_sort.backend("numba", module=".numba_maps")
-
 soft_permutation = Backends(__name__, "SOFT_PERMUTATION")
-soft_permutation.backend("triton", module=".triton_points", takes=_on_chip)
-soft_permutation.backend("numba", module=".numba_maps")
+for _map in (soft_rank, soft_sort, soft_permutation):
+    _map.backend("numba", module=".numba_maps")

@@ -22,11 +22,11 @@ def _map_of(
 ) -> RowMap:
     """The map of these loops; its result has one number, or n of them, for each item."""
 
-    def forward(values: Tensor, order: Tensor, scale: Tensor | float) -> tuple[Tensor]:
+    def forward(values: Tensor, order: Tensor, scale: Tensor | float) -> Tensor:
         items, places, n = _rows(values), order.contiguous(), values.shape[-1]
         y = items.new_empty((*values.shape, n) if is_matrix else values.shape)
         _over(loop(items), items, places, scale, y)
-        return (y.to(values.dtype),)
+        return y.to(values.dtype)
 
     def backward(
         values: Tensor, order: Tensor, scale: Tensor | float, grad: Tensor, with_scale: bool
@@ -37,7 +37,7 @@ def _map_of(
         _over(derivative_loop(items), items, places, scale, cotangents, grad_x, grad_scale)
         return grad_x.to(values.dtype), grad_scale
 
-    return RowMap(forward, backward, True)
+    return RowMap(forward, backward)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The soft permutation of rows and its derivative as loops of numba, see :mod:`khot.kernels.order.torch_slices`.
+"""The soft permutation of rows and its derivative as loops of numba, see :mod:`khot.kernels.order.slices`.
 
 The arguments are those of :mod:`.numba_rows`; results are matrices.
 """
@@ -15,7 +15,7 @@ from ..cpu.maths import FLUSHED_EXP, Real
 from ..cpu.rows import REALS_AT, doubles_at, longs_at
 from .numba_points import BETWEEN, find_points, log, offset_of, pull, room_for_points
 from .numba_scans import STRETCH, inverse_scale, scans_for, stretch
-from .torch_sums import FAR
+from .sums import FAR
 
 
 class Cuts(NamedTuple):

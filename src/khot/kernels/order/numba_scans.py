@@ -15,7 +15,7 @@ import numpy as np
 from ..cpu.loops import inlined, per_row, specialised
 from ..cpu.maths import EXP, Real
 from ..cpu.rows import doubles_at
-from .torch_sums import FAR
+from .sums import FAR
 
 STRETCH = 128
 

@@ -19,15 +19,29 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .reference import distances
-
 # Half the distance beyond which an exponential counts as 0, although the square of its root is a normal number.
 _FARTHEST_HALF = {torch.float32: 60.0, torch.float64: 600.0}
+
+
+def distances(values: Tensor, scale: Tensor, cuts: Tensor, offset: Tensor) -> Tensor:
+    """t_j - z_i (..., items, cuts)."""
+    return (cuts.unsqueeze(-2) - values.unsqueeze(-1)) / scale.unsqueeze(-1) + offset.unsqueeze(-2)
 
 
 def slice_weights(
     values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, below: Tensor, dtype: torch.dtype
 ) -> Tensor:
+    """How much of each item's law lies between neighbouring cuts: (..., n, n), the items in their original order.
+
+    Args:
+        values: Sorted items (..., n) in float64.
+        scale: Scales of the rows (..., 1), negative if the items descend.
+        order: The position (..., n) of each item in the result.
+        cuts: An item near each cut (..., n - 1).
+        offset: Offset of the cut from there, in scales.
+        below: How many items lie at or below each cut.
+        dtype: Dtype of the result.
+    """
     if values.numel() == 0:
         return values.new_empty((*values.shape, values.shape[-1]), dtype=dtype)
     arithmetic = torch.promote_types(dtype, torch.float32)
@@ -72,6 +86,7 @@ def _own_slices(values: Tensor, scale: Tensor, cuts: Tensor, offset: Tensor, bel
 def slice_weights_derivative(
     values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """dL/dz and dL/dt in float64 from dL/dP; the rows of ``grad`` are ordered as those of P."""
     if values.numel() == 0:
         return torch.zeros_like(values), torch.zeros_like(offset)
     grad = grad.to(torch.promote_types(grad.dtype, torch.float32))

@@ -8,12 +8,9 @@ with anchors :math:`a_j = k - j`, a sum of 1 for each item and each of the k pla
 import torch
 from torch import Tensor
 
+from khot.kernels.transport.plan import places
+
 ITERATIONS = 5_000
-
-
-def places(k: int, n: int) -> int:
-    """Number of rows of the plan."""
-    return k + 1 if k < n else n
 
 
 def _plan(x: Tensor, half: Tensor, t: Tensor) -> Tensor:
@@ -24,18 +21,8 @@ def _plan(x: Tensor, half: Tensor, t: Tensor) -> Tensor:
 
 
 def sorted_transport(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int, check: bool) -> tuple[Tensor, Tensor]:
-    """y (..., k, n) in the dtype of ``x (..., n)``, and the float64 thresholds.
-
-    Args:
-        x: Finite scores.
-        half: Half of epsilon, float64 of the batch shape; may be on the CPU for x elsewhere if it expands a number.
-        k: Number of places.
-        tol: Error of a place's sum at which to stop.
-        max_iter: Largest number of steps.
-        check: Whether bad contents raise a ValueError; without, accelerators do not warn about too few steps.
-    """
-    n, half = x.shape[-1], half.to(x.device)
-    count = places(k, n)
+    """y and t; for the arguments see :func:`khot.kernels.transport.solver.sorted_transport`."""
+    n, count = x.shape[-1], places(k, x.shape[-1])
     sizes = torch.ones(count, dtype=torch.float64, device=x.device)
     sizes[k:] = n - k
     anchors = torch.arange(k, k - count, -1, dtype=torch.float64, device=x.device)
@@ -56,7 +43,7 @@ def sorted_transport_derivative(
 
     It uses the implicit function theorem row by row: the sums of the places stay constant.
     """
-    n, k, half = x.shape[-1], grad_y.shape[-2], half.to(x.device)
+    n, k = x.shape[-1], grad_y.shape[-2]
     rows = zip(x.double().reshape(-1, n), half.reshape(-1), t.reshape(-1, t.shape[-1]), strict=True)
     grads_x, grads_half = [], []
     for (row, h, at), grad in zip(rows, grad_y.double().reshape(-1, k, n), strict=True):

@@ -9,18 +9,7 @@ HALVINGS = 100  # of a bracket, until its ends are neighbouring doubles
 def isotonic(
     s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, dual: bool, max_iter: int, names: str
 ) -> tuple[Tensor, Tensor]:
-    """The solution (float64) and its blocks (int64) along the last axis, for s and w (..., n), strength (...).
-
-    Args:
-        s: Targets.
-        w: Weights of phi, nonnegative for magnitudes.
-        strength: Positive.
-        p: Norm of the regulariser, in (1, 2].
-        magnitude: Whether phi(v) is v^2 / 2, rather than v.
-        dual: Whether to find the solution by dual ascent.
-        max_iter: Largest number of sweeps of it.
-        names: Such as "s,w": bad contents raise a ValueError that calls s and w by these names. Empty for no check.
-    """
+    """The solution and its blocks; for the arguments see :func:`khot.kernels.isotonic.exact.isotonic`."""
     n = s.shape[-1]
     v, blocks = torch.zeros_like(s, dtype=torch.float64), torch.zeros_like(s, dtype=torch.long)
     rows = zip(s.double().reshape(-1, n), w.double().reshape(-1, n), strength.reshape(-1), strict=True)

@@ -3,13 +3,10 @@
 import torch
 from torch import Tensor
 
+from khot.kernels.order.sums import FAR, number_of_points
+
 HALVINGS = 100  # of a bracket, until its ends are neighbouring doubles
 REACH = 50.0  # scales beyond the items, where no count changes any more
-
-
-def number_of_points(n: int, between: bool) -> int:
-    """The number of points for n items: one for each, or one between each pair of neighbours."""
-    return max(n - 1, 0) if between else n
 
 
 def laplace(u: Tensor) -> Tensor:
@@ -19,38 +16,19 @@ def laplace(u: Tensor) -> Tensor:
 
 
 def sorted_positions(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """z = values / scale, centred around 0, and the gaps between neighbours; the gap of the first item is ``FAR``.
-
-    Args:
-        values: Sorted items (..., n) in float64, at most half the largest double in size, so differences are finite.
-        scale: Scales of the rows (..., 1) in float64; negative if the items descend.
-    """
-    far = 1600.0
+    """z = values / scale, centred around 0, and the gaps between neighbours; the gap of the first item is ``FAR``."""
     z = (values - 0.5 * (values[..., :1] + values[..., -1:])) / scale
-    return z, torch.cat([torch.full_like(z[..., :1], far), z.diff(dim=-1)], -1)
+    return z, torch.cat([torch.full_like(z[..., :1], FAR), z.diff(dim=-1)], -1)
 
 
 def decayed_sums(z: Tensor, gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums over the items on the left of each and over those on its right, see :mod:`khot.kernels.order`.
-
-    Args:
-        z: Ascending items (..., n), centred around 0 to allow the fast method.
-        gap: Their distances from the left neighbour (..., n).
-        left: Weights (..., n) of the items in sums over the left.
-        right: Weights (..., n) of the items in sums over the right.
-    """
+    """The sums over the items on the left of each and over those on its right, see :mod:`khot.kernels.order`."""
     decay = (-(z.unsqueeze(-1) - z.unsqueeze(-2)).abs()).exp()  # (..., n, n)
     return (decay.tril(-1) * left.unsqueeze(-2)).sum(-1), (decay.triu(1) * right.unsqueeze(-2)).sum(-1)
 
 
 def soft_count_inverse(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The :class:`Points` where F passes 1/2, 3/2, ..., n - 1/2, or with ``between`` 1, 2, ..., n - 1; ascending.
-
-    Args:
-        z: Ascending items (..., n), centred around 0 to allow the fast method.
-        gap: Their distances from the left neighbour (..., n).
-        between: Whether to separate the items rather than to follow them.
-    """
+    """The :class:`Points` where F passes 1/2, 3/2, ..., n - 1/2, or with ``between`` 1, 2, ..., n - 1; ascending."""
     count = number_of_points(z.shape[-1], between)
     goals = torch.arange(count, dtype=z.dtype, device=z.device) + (1.0 if between else 0.5)
     low = (z[..., :1] - REACH).expand(*z.shape[:-1], count)
@@ -72,17 +50,7 @@ def distances(values: Tensor, scale: Tensor, cuts: Tensor, offset: Tensor) -> Te
 def slice_weights(
     values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, below: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """How much of each item's law lies between neighbouring cuts: (..., n, n), the items in their original order.
-
-    Args:
-        values: Sorted items (..., n) in float64.
-        scale: Scales of the rows (..., 1), negative if the items descend.
-        order: The position (..., n) of each item in the result.
-        cuts: An item near each cut (..., n - 1).
-        offset: Offset of the cut from there, in scales.
-        below: How many items lie at or below each cut.
-        dtype: Dtype of the result.
-    """
+    """How much of each item's law lies between neighbouring cuts: (..., n, n), the items in their original order."""
     share = laplace(distances(values, scale, cuts, offset))
     first, last = torch.zeros_like(share[..., :1]), torch.ones_like(share[..., :1])
     if share.shape[-1] == 0:  # one item

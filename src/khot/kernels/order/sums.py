@@ -1,19 +1,41 @@
 """Positions, decaying sums and the inverse of the soft count in plain torch, see :mod:`khot.kernels.order`."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from . import Points
-from . import decayed_sums as sums_around
-from .reference import number_of_points
 
 SAFE_EXPONENT = 128.0  # an exponential magnifies the rounding of z: up to here to 2^-47
 FAR = 1600.0  # scales; exp(-FAR / 2) is 0 in double precision
 
 
+class Points(NamedTuple):
+    """Points among sorted items, all (..., points).
+
+    Attributes:
+        offset: Offset of a point from an item near it.
+        anchor: The number of that item (int64).
+        below: How many items lie at or below the point (int64): the anchor or the one after it.
+    """
+
+    offset: Tensor
+    anchor: Tensor
+    below: Tensor
+
+
+def number_of_points(n: int, between: bool) -> int:
+    """The number of points for n items: one for each, or one between each pair of neighbours."""
+    return max(n - 1, 0) if between else n
+
+
 def sorted_positions(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """z = values / scale, centred around 0, and the gaps between neighbours; the gap of the first item is ``FAR``.
+
+    Args:
+        values: Sorted items (..., n) in float64, at most half the largest double in size, so differences are finite.
+        scale: Scales of the rows (..., 1) in float64; negative if the items descend.
+    """
     values = values.contiguous()
     gap = torch.full_like(values, FAR)
     if values.numel() == 0:
@@ -28,6 +50,14 @@ def sorted_positions(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decayed_sums(z: Tensor, gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums over the items on the left of each and over those on its right, see :mod:`khot.kernels.order`.
+
+    Args:
+        z: Ascending items (..., n), centred around 0 to allow the fast method.
+        gap: Their distances from the left neighbour (..., n).
+        left: Weights (..., n) of the items in sums over the left.
+        right: Weights (..., n) of the items in sums over the right.
+    """
     z, gap, left, right = z.contiguous(), gap.contiguous(), left.contiguous(), right.contiguous()
     if z.numel() == 0:
         return torch.zeros_like(z), torch.zeros_like(z)
@@ -68,11 +98,18 @@ def sums_by_doubling(gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, 
 
 
 def soft_count_inverse(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The :class:`Points` where F passes 1/2, 3/2, ..., n - 1/2, or with ``between`` 1, 2, ..., n - 1; ascending.
+
+    Args:
+        z: Ascending items (..., n), centred around 0 to allow the fast method.
+        gap: Their distances from the left neighbour (..., n).
+        between: Whether to separate the items rather than to follow them.
+    """
     n = z.shape[-1]
     shape = (*z.shape[:-1], number_of_points(n, between))
     if math.prod(shape) == 0:
         return Points(z.new_empty(shape), *(z.new_empty(shape, dtype=torch.long) for _ in range(2)))
-    left, right = sums_around(z, gap, torch.ones_like(z), torch.ones_like(z))
+    left, right = decayed_sums(z, gap, torch.ones_like(z), torch.ones_like(z))
     places = torch.arange(1, n + 1, dtype=z.dtype, device=z.device)
     # F at the items, + 1/2 to make the targets integers. Each item lies below the next target and all later ones:
     # counting is many times faster than a binary search for each target.
