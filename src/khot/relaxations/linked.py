@@ -4,25 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
-
-from khot._torch_internals import count_as_constant
 from khot.kernels.links.base import Link
 
 _Map = TypeVar("_Map", bound=Callable[..., Any])
-_noted: list[Link | Callable[..., Link]] = []
-
-
-@count_as_constant  # Dynamo can read an object from a list that it knows, but not from a function that a design holds
-def _place(relaxation: Callable[..., Any]) -> int | None:
-    """The index of the link of a relaxed mask among those that are recorded."""
-    link = getattr(relaxation, "link", None)
-    return next((i for i, noted in enumerate(_noted) if noted is link), None)
 
 
 def with_link(link: Link | Callable[..., Link]) -> Callable[[_Map], _Map]:
     """Records that a relaxed mask is the capped simplex map of this link, or of the link that its settings give."""
-    _noted.append(link)
 
     def note(relaxation: _Map) -> _Map:
         relaxation.__dict__["link"] = link
@@ -41,19 +29,11 @@ def logarithm_of(relaxation: Callable[..., Any]) -> Callable[[_Map], _Map]:
     return note
 
 
-def link_of(relaxation: Callable[..., Any], is_compiling: bool | None = None) -> Link | None:
-    """The link of a relaxed mask: its attribute ``link``, or the link that the settings in a partial give.
-
-    A caller may pass ``is_compiling`` if it knows whether the call is traced by a compiler.
-    """
-    compiling = torch.compiler.is_compiling() if is_compiling is None else is_compiling
+def link_of(relaxation: Callable[..., Any]) -> Link | None:
+    """The link of a relaxed mask: its attribute ``link``, or the link that the settings in a partial give."""
     settings = relaxation.keywords if isinstance(relaxation, partial) else {}
     function = relaxation.func if isinstance(relaxation, partial) else relaxation
-    place = _place(function) if compiling else None
-    if place is not None:
-        link = settings.get("link") or _noted[place]
-    else:
-        link = settings.get("link") or getattr(relaxation, "link", None) or getattr(function, "link", None)
+    link = settings.get("link") or getattr(relaxation, "link", None) or getattr(function, "link", None)
     if callable(link):
         link = link(**settings)
     return link if isinstance(link, Link) else None

@@ -69,7 +69,7 @@ def topk_threshold(
     if relaxation is topk_mask:
         check_softness("softness", softness, x, rows.shape[:-1])  # someone may have meant it as an axis
         return _middle_of_the_gap(rows, k)
-    link = link_of(relaxation, _call.is_compiling)
+    link = link_of(relaxation)
     if link is None:
         raise TypeError(
             "`relaxation` must be topk_mask, or a mask F((x - t) / softness) with one threshold t and the link F as "
