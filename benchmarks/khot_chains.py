@@ -4,7 +4,7 @@ Run `python benchmarks/khot_chains.py --threads 1`; `--seconds` is the time of e
 sigma² I) with 100 rows, n = 300 independent covariates, k = 10 of coefficient 1, and noise sigma = 3 (the posterior is
 peaked: half of the informed swaps are accepted) or 8 (nine of ten are). The prior is uniform on all k-hot vectors.
 
-Rows of the table: KHotSwap with some chains in a batch, with and without `jit_compile`, the same with one swap per
+Rows of the table: KHotSwap with some chains in a batch, the same with one swap per
 proposal and with uniform swaps only, and a Gibbs sampler of eight lines of NumPy that is made for this model: it takes
 one unit out and draws the one that enters from its full conditional law, for which one product with the covariates is
 enough. If NumPyro is installed, also its
@@ -33,7 +33,7 @@ from torch import Tensor
 from khot import ConditionalPoisson, KHotSwap
 
 UNITS, K, ROWS = 300, 10, 100
-RECORDED, SINGLE = "KHotSwap, jit_compile", "KHotSwap, one swap per proposal"
+SINGLE = "KHotSwap, one swap per proposal"
 WARM_UP = 1000  # steps, in which the number of swaps per proposal is adapted
 KEPT, PART = 200_000, 2000  # draws that are used of all chains together, and of one part of a chain
 
@@ -182,12 +182,11 @@ def main() -> None:
         data = planted(noise)
         once = evaluation(data)
         cases = [("KHotSwap", chains, khot_swap(data, chains, 0.1)) for chains in (1, 16, 64)]
-        cases += [(RECORDED, chains, khot_swap(data, chains, 0.1, jit_compile=True)) for chains in (1, 16, 64)]
         cases += [(SINGLE, 16, khot_swap(data, 16, 0.1, swaps_per_proposal=1))]
         cases += [("uniform swaps", 16, khot_swap(data, 16, 1.0)), ("NumPy Gibbs", 1, numpy_gibbs(data))]
         for name, chains, step in cases:
             states, seconds, best = states_of(step, options.seconds)
-            ratio = best / once if name in ("KHotSwap", RECORDED) else None
+            ratio = best / once if name == "KHotSwap" else None
             rows.append({**row(name, chains, noise), "step_in_evaluations": ratio, **measured(states, seconds)})
             report(rows[-1])
         if importlib.util.find_spec("numpyro"):

@@ -238,7 +238,6 @@ CALLS |= {
         swaps_per_step="count",
         swaps_per_proposal="count",
         chains="count",
-        jit_compile="flag",
     ),
     "KHotReparam": call(khot.KHotReparam, {}, estimator="estimator", temperature="softness_of_any_shape"),
     "subset_categorical": call(khot.subset_categorical, {"design": DESIGN}),

@@ -27,7 +27,7 @@ def fresh_pyro():
     pyro.set_rng_seed(0)
 
 
-OPTIONS = "continuous", "uniform_share", "swaps_per_step", "swaps_per_proposal", "chains", "jit_compile"
+OPTIONS = "continuous", "uniform_share", "swaps_per_step", "swaps_per_proposal", "chains"
 
 
 def run(model, *args, num_samples=20, warmup_steps=20, **options):
@@ -102,7 +102,7 @@ def test_variable_selection_against_enumeration(k):
 @pytest.mark.exhaustive
 def test_one_long_chain_against_enumeration():
     """In parts of 300 steps, much longer than their correlation."""
-    options = {"num_samples": 1200, "warmup_steps": 100, "swaps_per_step": 10, "jit_compile": True}
+    options = {"num_samples": 1200, "warmup_steps": 100, "swaps_per_step": 10}
     x = run(partial(selection, 3, 1), **options).get_samples()["x"]
     check_selection(3, lambda f: f(x.view(40, 30, 12)).mean(1))
 

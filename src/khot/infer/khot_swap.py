@@ -13,7 +13,7 @@ from pyro.infer.mcmc import HMC
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
-from khot._validation import check_flag, check_function, check_share, checked_count
+from khot._validation import check_function, check_share, checked_count
 
 from .chains import ADVICE, PLATE, Acceptance, InChains, values_of_chain
 from .log_joint import LogJoint
@@ -92,9 +92,6 @@ class KHotSwap(MCMCKernel):
             is adapted during warm-up. It is 1 if the size is not fixed, and if rows do not factorise. A tenth of the
             proposals are single swaps in any case, so that a chain reaches all vectors.
         chains: Number of chains in a batch; None for one chain, for a model that takes no further dimension.
-        jit_compile: Whether to record the tensor operations of the log joint density once, and to replay them without
-            the model. For small models this is about 1.5 times as fast. The model must perform the same operations at
-            all values of its sites: without ``if x[0] > 0``, NumPy, random numbers, or state of its own.
 
     Raises:
         TypeError: If an argument has the wrong type, or, in ``setup``, ``continuous`` gives no HMC or NUTS kernel, or a
@@ -130,7 +127,6 @@ class KHotSwap(MCMCKernel):
         swaps_per_step: int = 1,
         swaps_per_proposal: int | None = None,
         chains: int | None = None,
-        jit_compile: bool = False,
     ) -> None:
         check_function("model", model, "the arguments of MCMC.run")
         if continuous is not None:
@@ -147,8 +143,6 @@ class KHotSwap(MCMCKernel):
             None if swaps_per_proposal is None else checked_count("swaps_per_proposal", swaps_per_proposal)
         )
         self.chains = None if chains is None else checked_count("chains", chains)
-        check_flag("jit_compile", jit_compile)
-        self.jit_compile = jit_compile
         self.transforms: dict[str, Any] | None = None  # of samples: for the continuous sites, and to group by chain
         self._reset()
 
@@ -190,8 +184,6 @@ class KHotSwap(MCMCKernel):
         self._log_joint.check_sizes(params)
         self._sites = self._log_joint.sites = [self._in_blocks(site, params) for site in self._sites]
         self._lengths = {site.name: self._first_length(site) for site in self._sites}
-        if self.jit_compile:
-            self._log_joint.record(params)
         self.transforms = transforms = self._log_joint.transforms
         if self._in_chains is not None:
             self.transforms = {

@@ -1,6 +1,6 @@
 """The log joint density of a Pyro model, and its slopes, as functions of the values of the latent sites."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pyro
@@ -12,15 +12,8 @@ from khot._contents import can_look
 from khot.laws.kept import Kept
 from khot.relaxations import topk_mask
 
-from .recorded import record
 from .sites import PRIOR_OVER_SIZE, KHotSite, State, Values, base_law, keep_laws
 from .summed_out import SummedOut
-
-CHECKS = 3  # evaluations after which a recording is trusted
-ADVICE = (
-    "`jit_compile` needs a model that performs the same tensor operations at all values of its latent sites, without "
-    "Python code that reads them, NumPy or random numbers; use jit_compile=False"
-)
 
 
 class LogJoint:
@@ -45,12 +38,6 @@ class LogJoint:
         self.transforms: dict[str, Any] = {}
         self._summed_out: SummedOut | None = None
         self._kept: dict[str, Kept] = {}  # values computed from the priors
-        self._recorded: Callable[..., Sequence[Tensor]] | None = None
-        self._names: list[str] = []  # the inputs of the recording
-        self._unchecked = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_recorded": None}  # a process that gets a pickled chain runs the model
 
     def sum_out(self, nesting: int) -> None:
         """Sums out the discrete sites that the model marks, to the left of this number of batch dimensions."""
@@ -102,43 +89,10 @@ class LogJoint:
 
     def __call__(self, params: Values) -> State:
         """The log joint density of the blocks of each k-hot site, and its slopes."""
-        found = self._terms(params) if self._recorded is None else self._replayed(params)
+        found = self._terms(params)
         names, half = [site.name for site in self.sites], len(self.sites)
         slopes, log_joints = (dict(zip(names, terms, strict=True)) for terms in (found[:half], found[half:]))
         return State(params, slopes, log_joints)
-
-    def record(self, params: Values) -> None:
-        """Replaces the model by the operations that it performs.
-
-        Raises:
-            ValueError: If it cannot be recorded.
-        """
-        self._names = list(params)
-        try:
-            with pyro.validation_enabled(False):
-                self._recorded = record(self._terms_of, list(params.values()))
-        except Exception as error:  # whatever the tracer or the model raise where numbers are missing
-            raise ValueError(f"{ADVICE} ({type(error).__name__}: {error})") from error
-        self._unchecked = CHECKS
-
-    def _replayed(self, params: Values) -> Sequence[Tensor]:
-        assert self._recorded is not None
-        with torch.no_grad():
-            found = self._recorded(*(params[name] for name in self._names))
-        if self._unchecked:
-            self._unchecked -= 1
-            self._check(found, self._terms(params))
-        return found
-
-    def _check(self, found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-        """Compares log joint densities. Slopes may differ, along directions in which no k-hot vector lies."""
-        for x, y in zip(found[len(self.sites) :], expected[len(self.sites) :], strict=True):
-            tolerance = torch.finfo(x.dtype).eps ** 0.5
-            if not torch.allclose(x, y, rtol=tolerance, atol=tolerance, equal_nan=True):
-                raise ValueError(f"{ADVICE}: a recording of the model gave other values than the model")
-
-    def _terms_of(self, *values: Tensor) -> list[Tensor]:
-        return self._terms(dict(zip(self._names, values, strict=True)))
 
     def _terms(self, params: Values) -> list[Tensor]:
         """The slopes of all k-hot sites, and then the log joint densities of their blocks."""
