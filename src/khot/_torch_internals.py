@@ -42,7 +42,6 @@ __all__ = [
     "no_view",
     "outside_graphs",
     "overrides_torch_functions",
-    "recorder",
     "runs_unwatched",
     "traced_transforms",
     "validates",
@@ -252,12 +251,6 @@ def is_traced_by_mode() -> bool:
 def writes_program() -> bool:
     """Whether a mode records the operations that it sees."""
     return torch._C._get_dispatch_mode(_KEYS.PROXY) is not None
-
-
-def recorder() -> object | None:
-    """The program of ``make_fx`` that is being recorded; None if there is none, as under Dynamo."""
-    found: object | None = None if torch.compiler.is_compiling() else torch._C._get_dispatch_mode(_KEYS.PROXY)
-    return found
 
 
 def overrides_torch_functions(kind: type) -> bool:

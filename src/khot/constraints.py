@@ -322,7 +322,7 @@ class _SigmoidTopKTransform(_CappedSimplexTransform):
 class _CappedSimplexBijection(_CappedSimplexTransform):
     """The bijection of Rⁿ⁻¹ and the interior of the capped simplex: ``sigmoid_topk`` with the last score held at 0.
 
-    Values are rounded to stay in the interior, and remember their scores for the densities that need them.
+    Values are rounded to stay in the interior, and their scores are remembered for the densities that need them.
     """
 
     bijective = True

@@ -22,7 +22,7 @@ from typing_extensions import Self
 
 from khot._contents import can_look, is_finite
 from khot._notes import feels_between_vertices
-from khot._torch_internals import may_differentiate, version_of
+from khot._torch_internals import may_differentiate
 from khot._validation import (
     as_int,
     check_draw,
@@ -38,12 +38,13 @@ from khot.kernels.operators.autograd import with_derivatives_of
 from khot.kernels.random_numbers import log_exponential
 from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, is_interior, log_odds, log_slope, remember_scores
+from khot.relaxations.remembered import Sources
 
 from ._arguments import RANGE_ADVICE, Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
 from .base import KHotDistribution, column
 from .design import Relaxation
 
-_WRITES = "_khot_writes"  # the attribute of a straight-through sample that says how often it had been written to
+_RELAXED = Sources()  # of straight-through samples
 
 
 class RelaxedKHot(KHotDistribution):
@@ -60,12 +61,15 @@ class RelaxedKHot(KHotDistribution):
     In Pyro it is a proper prior for a latent site on the capped simplex, for NUTS, HMC and continuous autoguides; equal
     logits favour no unit. (An ImproperUniform over the constraint has no samples to start from.)
 
-    These samples lie inside (0, 1): an entry that would round to 0 or 1 is replaced by the nearest number inside. They
-    remember the scores that they were made from, as do values of ``biject_to(capped_simplex(k))``, so that their
-    density is exact, and differentiable through the scores. The density of other values, such as detached samples, is
-    as accurate as the values are. There is no density at an exact 0 or 1, where its limit is 0 or infinite:
-    ``log_prob`` raises ValueError, or is ``-inf`` without validation, as for values outside the capped simplex. With
-    other relaxations it raises NotImplementedError.
+    These samples lie inside (0, 1): an entry that would round to 0 or 1 is replaced by the nearest number inside. The
+    scores of a sample are remembered as long as its memory is in use, as are those of values of
+    ``biject_to(capped_simplex(k))``. So the density of a sample is exact, for its own law and for others, and
+    differentiable through the scores; that of the detached sample is the same number. The density of other values,
+    such as copies, parts, and samples that were written to, is as accurate as their entries are: in float32 these do
+    not distinguish log-odds above 16.6, so that at a temperature of 0.05 and with logits some units apart, the
+    log-density of a copy may be off by more than 100. There is no density at an exact 0 or 1, where its limit is 0 or
+    infinite: ``log_prob`` raises ValueError, or is ``-inf`` without validation, as for values outside the capped
+    simplex. With other relaxations it raises NotImplementedError.
 
     Args:
         temperature: Positive softness, a number or a tensor that broadcasts to the batch shape.
@@ -268,8 +272,8 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
 
     This is the k-hot counterpart of Pyro's RelaxedOneHotCategoricalStraightThrough. ``rsample`` returns exact k-hot
     vectors with the law of Gumbel top-k. Their gradient is that of :class:`RelaxedKHot`, which is biased; a lower
-    temperature reduces the bias and increases the variance. A sample remembers its relaxed vector, and ``log_prob`` is
-    the density of the relaxed vector. Under an ELBO, use it in both model and guide, or in a guide only if this density
+    temperature reduces the bias and increases the variance. The relaxed vector of a sample is remembered, and
+    ``log_prob`` is its density. Under an ELBO, use it in both model and guide, or in a guide only if this density
     may replace the probability of the sample.
 
     Args:
@@ -309,15 +313,13 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
         relaxed = self._relaxed(scores)
         # Select by the scores, which distinguish entries that round to the same number.
         hard = with_derivatives_of(topk_mask(scores.detach(), cast(Tensor, self.k)).to(relaxed.dtype), relaxed)
-        hard._unquantize = relaxed  # type: ignore[attr-defined]  # the name that Pyro uses
-        setattr(hard, _WRITES, version_of(hard))
+        _RELAXED.remember(hard, relaxed)
         return hard
 
     def log_prob(self, value: Tensor) -> Tensor:
-        # Where torch counts writes, a sample that was written to is no longer that of its relaxed vector.
-        then, now = getattr(value, _WRITES, None), version_of(value)
-        if then is None or now is None or then == now:
-            value = getattr(value, "_unquantize", value)
+        source = _RELAXED.find(value)
+        if source is not None:
+            value = source.made_from.detach() if source.is_constant else source.made_from
         return super().log_prob(value)
 
 

@@ -1,26 +1,23 @@
 r"""Log-odds of a mask made by ``sigmoid_topk``, accurate even where the mask itself has rounded to 0 or 1.
 
 Densities on the capped simplex are functions of the log-odds :math:`z = \operatorname{logit} y`. These can be computed
-from y only while both y and 1 - y have digits left. Code that makes y from scores may therefore attach the scores to
-the tensor, and :func:`log_odds` then starts from them.
+from y only while both y and 1 - y have digits left. Code that makes y from scores may therefore remember the scores,
+and :func:`log_odds` then starts from them.
 """
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from khot._host import on_host_without_float64
-from khot._torch_internals import recorder, version_of
 from khot.kernels.call import call_of
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.threshold.kinds import MASK
 
 from .engine import ThresholdMap
+from .remembered import Sources
 
 MAP = ThresholdMap(LOGISTIC, "temperature", MASK)
-_ATTRIBUTE = "_khot_scores"
 ROUNDING = 4  # units in the last place; 1.2 was the largest error seen in float32 masks
 
 
@@ -73,50 +70,27 @@ def _detached(value: float | Tensor) -> float | Tensor:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-class _Scores(NamedTuple):
-    """What is attached to a mask: that it is ``sigmoid_topk(x, k, temperature)``, and when it was made."""
-
-    x: Tensor
-    k: float | Tensor
-    temperature: float | Tensor
-    with_grad: bool  # whether autograd recorded the computation
-    version: int | None
-    recorder: object | None
-
-    def log_odds(self) -> Tensor:
-        x, k, temperature = self.x.double(), self.k, self.temperature
-        if not self.with_grad:
-            x, k, temperature = x.detach(), _detached(k), _detached(temperature)
-        return sigmoid_topk_log_odds(x, k, temperature)
+_SCORES = Sources()
 
 
 def remember_scores(y: Tensor, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> None:
-    """Records for this tensor, not for copies of it, that it is ``sigmoid_topk(x, k, temperature)`` up to rounding.
-
-    If the mask was made without gradient, so are the recorded numbers. In graphs and in inference mode torch does not
-    count writes to a tensor; there the numbers themselves show whether they still are that mask, up to rounding.
-    """
-    setattr(y, _ATTRIBUTE, _Scores(x, k, temperature, torch.is_grad_enabled(), version_of(y), recorder()))
+    """Remembers that this tensor is ``sigmoid_topk(x, k, temperature)`` up to rounding."""
+    _SCORES.remember(y, (x, k, temperature))
 
 
 def log_odds(y: Tensor, wanted: Tensor | None = None) -> Tensor:
-    """Float64 log-odds of y, from the recorded scores unless y was written to since, or else from its entries.
+    """Float64 log-odds of y, from its scores if they are remembered, or else from its entries.
 
-    A trace uses only scores that were recorded during it. Others would be constants there, while y may be an input.
-
-    The log-odds are 0, without gradient, in rows that are not ``wanted``, whose entries may be anything; None means
-    that all rows are wanted.
+    They are 0, without gradient, in rows that are not ``wanted``, whose entries may be anything; None means that all
+    rows are wanted.
     """
-    scores: _Scores | None = getattr(y, _ATTRIBUTE, None)
-    if scores is None or scores.recorder is not recorder():
+    source = _SCORES.find(y)
+    if source is None:
         return _of_entries(y, wanted)
-    counted = scores.version is not None and not torch.compiler.is_compiling()
-    if counted and scores.version != version_of(y):
-        return _of_entries(y, wanted)
-    z = scores.log_odds()
-    if not counted:
-        unwritten = _rounds_to(z.detach(), y.detach())
-        z = torch.where(unwritten, z, _of_entries(y, wanted))
+    x, *numbers = map(_detached, source.made_from) if source.is_constant else source.made_from
+    z = sigmoid_topk_log_odds(x.double(), *numbers)
+    if not source.is_certain:  # then the entries show whether they are still those of the mask
+        z = torch.where(_rounds_to(z.detach(), y.detach()), z, _of_entries(y, wanted))
     return z if wanted is None else z.masked_fill(~wanted.unsqueeze(-1), 0.0)
 
 
