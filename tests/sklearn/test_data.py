@@ -44,6 +44,30 @@ def test_only_the_ratio_of_weights_matters():
     np.testing.assert_allclose(*fitted, rtol=1e-6)
 
 
+@pytest.mark.parametrize("exponent", [-990, 530, 1000])
+@pytest.mark.parametrize("y", [TARGETS["values"], TARGETS["no y"]], ids=["values", "no y"])
+def test_units_of_features_targets_and_weights_do_not_matter(y, exponent):
+    """Powers of two change no digit, while squares of columns and sums of weights leave the range of float64."""
+    selector = KHotSelector(2, max_iter=30, random_state=0)
+    expected = selector.fit(X, y, sample_weight=WEIGHTS).inclusion_probabilities_
+    units = np.ldexp(1.0, exponent)
+    for arguments in ((X * units, y, WEIGHTS), (X, None if y is None else y * units, WEIGHTS), (X, y, WEIGHTS * units)):
+        found = selector.fit(*arguments).inclusion_probabilities_
+        np.testing.assert_allclose(found, expected, rtol=0, atol=0)
+
+
+def test_many_integers_are_perhaps_values():
+    with pytest.warns(UserWarning, match="`y` has 60 different integers.*task='regression'") as record:
+        KHotSelector(2, max_iter=2).fit(X, np.arange(ROWS))
+    assert record[0].filename == __file__
+    for y, task in (
+        (np.arange(ROWS), "classification"),
+        (np.arange(ROWS), "regression"),
+        (np.arange(ROWS) % 50, "auto"),
+    ):
+        KHotSelector(2, max_iter=2, task=task).fit(X, y)
+
+
 def test_weights_choose_what_is_learned():
     """Half of the rows are about one feature, half about another."""
     y = np.where(np.arange(ROWS) < ROWS // 2, X[:, 2], X[:, 6])

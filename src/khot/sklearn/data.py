@@ -10,6 +10,7 @@ or the cross-entropy of classes in nats. The loss of rows with weights :math:`w`
 """
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
+
+MANY_CLASSES = 50  # integers of which there are more are rather values
 
 
 @dataclass
@@ -106,7 +109,7 @@ def prepared(X: NDArray[Any], y: NDArray[Any] | None, weights: NDArray[Any], tas
     counted = weights > 0
     if counted.sum() < 2:
         raise ValueError(f"two or more rows must have a positive `sample_weight`, but got {counted.sum()}")
-    X, weights = X[counted], weights[counted]
+    X, weights = X[counted], near_one(weights[counted])
     if y is None:
         X, _, weights = merged(X, np.empty((len(X), 0)), weights)
         features = standardised(X, weights)
@@ -116,6 +119,12 @@ def prepared(X: NDArray[Any], y: NDArray[Any] | None, weights: NDArray[Any], tas
         X, values, weights = merged(X, y.astype(np.float64), weights)
         return Data(standardised(X, weights), standardised(values, weights), mean_one(weights), ())
     names, numbers = zip(*(np.unique(column, return_inverse=True) for column in y.T), strict=True)
+    if task == "auto" and np.issubdtype(y.dtype, np.integer) and max(map(len, names)) > MANY_CLASSES:
+        warnings.warn(
+            f"`y` has {max(map(len, names))} different integers, each of which is taken as a class: pass "
+            "task='regression' if they are values, or task='classification' if they are not",
+            stacklevel=4,  # at the line that calls fit
+        )
     if max(map(len, names)) < 2:
         raise ValueError(f"`y` must have two or more classes, but got one class, {names[0].tolist()[0]!r}")
     X, classes, weights = merged(X, np.stack(numbers, -1), weights)
@@ -132,8 +141,16 @@ def merged(X: NDArray[Any], y: NDArray[Any], weights: NDArray[Any]) -> tuple[NDA
 
 def standardised(values: NDArray[Any], weights: NDArray[Any]) -> Tensor:
     """The values with mean 0 and variance 1, and constant columns 0; float32."""
+    values = near_one(values)
     scaler = StandardScaler().fit(values, sample_weight=weights)
     return torch.as_tensor(scaler.transform(values), dtype=torch.float32)
+
+
+def near_one(values: NDArray[Any]) -> NDArray[Any]:
+    """Each column, or the only one, divided by a power of two near its largest size, so that squares stay in range."""
+    _, exponent = np.frexp(np.abs(values).max(0).astype(np.float64))
+    scaled: NDArray[Any] = np.ldexp(values.astype(np.float64), -exponent)
+    return scaled
 
 
 def mean_one(weights: NDArray[Any]) -> Tensor:

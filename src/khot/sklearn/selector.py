@@ -29,6 +29,8 @@ from .data import Data, prepared
 from .start import least_squares_start
 from .training import HURRY_AFTER, LOOK_EVERY, TURN, Best, Training, threads_of_torch, training_mode
 
+PRICE = 0.01  # of a feature, unless another one is given
+
 
 class KHotSelector(SelectorMixin, BaseEstimator):
     r"""Selects features by training a predictor that sees k of them at a time, with a new draw for each row and step.
@@ -68,7 +70,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             ``price``; an int; or a fraction of them in (0, 1), rounded down but at least one. If there are fewer than
             an int asks for, all are kept, with a UserWarning.
         task: ``"classification"``, ``"regression"``, or ``"auto"``: numbers of a floating-point dtype are values,
-            everything else is a class. Without ``y`` it is a regression.
+            everything else is a class, with a UserWarning if there are more than 50 different integers. Without ``y``
+            it is a regression.
         predictor: ``"linear"``, ``"hidden"`` for one hidden layer of ``hidden_units`` ReLUs, or a
             :class:`torch.nn.Module` that maps rows ``(rows, n_features)`` to one score for each class, or to one value,
             for each output in turn. A copy of the module in single precision is trained, starting from its weights.
@@ -76,8 +79,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         design: Class of sampling designs, called as ``design(logits=..., k=k)``; with ``probs`` if the number is
             learned.
         estimator: The estimator that gives draws a gradient, called with the design.
-        price: By how much a feature must lower the loss to be selected, if the number of features is learned: by
-            default 0.01 nats, or one percent of the variance. A higher price selects fewer features. Without ``y`` it
+        price: By how much a feature must lower the loss to be selected, if the number of features is learned. None
+            means 0.01 nats, or one percent of the variance. A higher price selects fewer features. Without ``y`` it
             must be higher than 1 / n_features, since each feature predicts at least itself; at a lower price all are
             selected.
         learning_rate: Adam's learning rate for the predictor. It has to be smaller, such as 0.01, if hundreds of
@@ -111,7 +114,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
     Raises:
         TypeError: In ``fit``, if an argument has the wrong type.
-        ValueError: In ``fit``, if an argument is out of range or training diverges.
+        ValueError: In ``fit``, if an argument is out of range, a price is given with a number of features, or training
+            diverges.
 
     References:
         [1] "Differentiable top-k: from one-hot to k-hot", feature selection.
@@ -135,7 +139,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         hidden_units: int = 64,
         design: Callable[..., SamplingDesign] = Pivotal,
         estimator: Callable[[Any], Any] = ReinMax,
-        price: float = 0.01,
+        price: float | None = None,
         learning_rate: float = 0.1,
         mask_learning_rate: float = 0.05,
         batch_size: int = 256,
@@ -223,7 +227,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             check_number(name, getattr(self, name), low=1, whole=True)
         for name in ("learning_rate", "mask_learning_rate"):
             check_number(name, getattr(self, name), low=0, without_low=True)
-        check_number("price", self.price, low=0)
+        if self.price is not None:
+            check_number("price", self.price, low=0)
         check_number("tol", self.tol, low=0, high=0.5)
         check_number("validation_fraction", self.validation_fraction, low=0, high=1, without_low=True)
         check_flag("early_stopping", self.early_stopping)
@@ -241,6 +246,11 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             is_legal = wanted >= 1 if isinstance(wanted, Integral) else 0 < wanted < 1
         if not is_legal:
             raise ValueError(f"{expected}, but got {wanted!r}")
+        if self.price is not None and wanted != "learned":
+            raise ValueError(
+                f"`price` must be None if the number of features is given, but got price={self.price} with "
+                f"n_features_to_select={wanted}: leave out the price, or the number to learn it"
+            )
 
     def _number_of_features(self, n: int) -> int | None:
         """How many of n features to select; None if the number is learned."""
@@ -257,7 +267,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
     def _training(self, data: Data) -> Training:
         """A gate of equal logits and an untrained predictor; if this is linear, both start from least squares."""
-        n, price = data.x.shape[-1], float(self.price)
+        n, price = data.x.shape[-1], PRICE if self.price is None else float(self.price)
         gate = KHotGate(n, self._number_of_features(n), design=self.design, estimator=self.estimator).float()
         training = Training(gate, self._untrained_predictor(n, data.outputs), price)
         if self.predictor == "linear":
