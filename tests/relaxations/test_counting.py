@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -31,7 +32,6 @@ def test_counts_by_definition():
     torch.testing.assert_close(soft_count(x, points, SCALES), count(x, points, SCALES), rtol=0, atol=1e-13)
     torch.testing.assert_close(soft_count(x, x, SCALES) + 0.5, soft_rank(x, SCALES), rtol=0, atol=1e-13)
     torch.testing.assert_close(soft_count(x, points[0], 0.7), soft_count(x, points[:1].expand(3, 20), 0.7))
-    assert soft_count(x, 0.3).shape == (3, 1)
     hard = soft_count(x, points[:, 1:], 1e-9)
     torch.testing.assert_close(hard, (x.unsqueeze(-2) < points[:, 1:, None]).sum(-1).double())
 
@@ -51,9 +51,7 @@ def test_hard_limit():
     x = normal(4, 10)
     ordered = x.sort(-1).values
     for scale in (1e-5, 1e-9, 1e-200):
-        torch.testing.assert_close(
-            soft_quantile(x, 0.5, scale), ordered[:, 4:6].mean(-1, keepdim=True), rtol=0, atol=1e-5
-        )
+        torch.testing.assert_close(soft_quantile(x, 0.5, scale), ordered[:, 4:6].mean(-1), rtol=0, atol=1e-5)
         q = torch.tensor([0.05, 0.33, 0.98], dtype=torch.float64)
         torch.testing.assert_close(soft_quantile(x, q, scale), ordered[:, [0, 3, 9]], rtol=0, atol=1e-3)
 
@@ -126,6 +124,21 @@ def test_transforms_dims_and_dtypes():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("function", [soft_count, soft_quantile])
+def test_a_number_drops_the_axis_as_in_torch(function, dim):
+    x = normal(2, 3, 5)
+    several = function(x, torch.tensor([0.3, 0.5]).double(), 0.1, dim=dim)
+    for number in (0.3, np.float64(0.3), torch.tensor(0.3).double()):
+        found = function(x, number, 0.1, dim=dim)
+        assert found.shape == torch.quantile(x, 0.3, dim=dim).shape
+        torch.testing.assert_close(found, several.select(dim, 0))
+    level = torch.tensor(0.3).double().requires_grad_()
+    assert torch.autograd.grad(function(x, level, 0.1, dim=dim).sum(), level)[0] > 0
+    mapped = torch.func.vmap(lambda at: function(x, at, 0.1, dim=dim))(torch.tensor([0.3, 0.5]).double())
+    torch.testing.assert_close(mapped.movedim(0, dim), several)
+
+
 @pytest.mark.parametrize("function", [soft_count, soft_quantile])
 def test_compile(function):
     x, at = normal(3, 5), normal(3, 4, seed=1).sigmoid()

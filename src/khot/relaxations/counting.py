@@ -9,6 +9,7 @@ with j entries below t. Two sums over the row give L and R for all pairs of neig
 equation in :math:`e^{t/s}`. Two Newton steps from its root, in differentiable operations, provide the derivatives.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -48,7 +49,6 @@ class _Sides(NamedTuple):
     below: Tensor  # weight of the entries below
 
 
-@of_rows(rows=("x", "points"))
 def soft_count(x: Tensor, points: float | Tensor, scale: float | Tensor = 1.0, *, dim: int = -1) -> Tensor:
     r"""Counts the entries below each point, softly (third argument: ``scale``; ``dim`` by keyword).
 
@@ -63,12 +63,12 @@ def soft_count(x: Tensor, points: float | Tensor, scale: float | Tensor = 1.0, *
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, which then lies below every point.
         points: Finite points, with m entries along ``dim`` and otherwise the shape of ``x``; a tensor ``(m,)`` for all
-            rows; or a number, for m = 1.
+            rows; or a number, also as a tensor without dimensions.
         scale: Positive softness.
         dim: Axis of the entries, and of the points.
 
     Returns:
-        Tensor of the dtype of ``x``, in ``[0, n]``, with m entries along ``dim``.
+        Tensor of the dtype of ``x``, in ``[0, n]``, with m entries along ``dim``; for a number without this axis.
 
     Raises:
         ValueError: If ``scale`` is not positive, shapes do not fit, ``x`` contains NaN or ``inf``, or ``points`` are
@@ -82,6 +82,11 @@ def soft_count(x: Tensor, points: float | Tensor, scale: float | Tensor = 1.0, *
         >>> soft_count(torch.tensor([0.0, 3.0, 1.0]), torch.tensor([-1.0, 2.0]), scale=0.5)
         tensor([0.0770, 1.9908])
     """
+    counts: Callable[..., Tensor] = _count_below_each if _has_axis(points) else _count_below_one
+    return counts(x, points, scale, dim=dim)
+
+
+def _count_below(x: Tensor, points: float | Tensor, scale: float | Tensor, dim: int) -> Tensor:
     rows, points = _checked(x, scale, "points", points, dim)
     is_excluded = rows == -torch.inf
     row = _sorted(rows, scale, is_excluded)
@@ -95,7 +100,6 @@ def soft_count(x: Tensor, points: float | Tensor, scale: float | Tensor = 1.0, *
     return (count + is_excluded.sum(-1, keepdim=True)).to(x.dtype).movedim(-1, dim)
 
 
-@of_rows(rows=("x", "q"))
 def soft_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor = 1.0, *, dim: int = -1) -> Tensor:
     r"""Relaxes quantiles (third argument: ``scale``; ``dim`` by keyword).
 
@@ -112,12 +116,13 @@ def soft_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor = 1.0, *, 
         x: Scores with ``n`` entries along ``dim``, n at least 1; ``-inf`` excludes an entry, which then counts as below
             all others: if m entries are excluded, quantiles with q n at most m are ``-inf``.
         q: Levels in (0, 1), with m entries along ``dim`` and otherwise the shape of ``x``; a tensor ``(m,)`` for all
-            rows; or a number, for m = 1.
+            rows; or a number, also as a tensor without dimensions.
         scale: Positive softness.
         dim: Axis of the entries, and of the quantiles.
 
     Returns:
-        Tensor of the dtype of ``x``, with m entries along ``dim``.
+        Tensor of the dtype of ``x``, with m entries along ``dim``, where :func:`torch.quantile` has them along a new
+        first axis; for a number without this axis, as there.
 
     Raises:
         ValueError: If ``scale`` is not positive, shapes do not fit, ``x`` contains NaN or ``inf``, or ``q`` is not in
@@ -131,6 +136,11 @@ def soft_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor = 1.0, *, 
         >>> soft_quantile(torch.tensor([0.0, 3.0, 1.0]), torch.tensor([0.2, 0.5]), scale=0.5)
         tensor([0.0279, 1.0534])
     """
+    quantiles: Callable[..., Tensor] = _each_quantile if _has_axis(q) else _one_quantile
+    return quantiles(x, q, scale, dim=dim)
+
+
+def _quantiles(x: Tensor, q: float | Tensor, scale: float | Tensor, dim: int) -> Tensor:
     rows, q = _checked(x, scale, "q", q, dim)
     is_excluded = rows == -torch.inf
     number = is_excluded.sum(-1, keepdim=True)
@@ -142,6 +152,31 @@ def soft_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor = 1.0, *, 
     return t.to(x.dtype).movedim(-1, dim)
 
 
+def _has_axis(value: float | Tensor) -> bool:
+    """Whether points or levels have an axis, which the results then have, too."""
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+@of_rows(rows=("x", "points"))
+def _count_below_each(x: Tensor, points: Tensor, scale: float | Tensor, *, dim: int) -> Tensor:
+    return _count_below(x, points, scale, dim)
+
+
+@of_rows(numbers=("points",), batch_first=True)
+def _count_below_one(x: Tensor, points: float | Tensor, scale: float | Tensor, *, dim: int) -> Tensor:
+    return _count_below(x, points, scale, dim).squeeze(dim)
+
+
+@of_rows(rows=("x", "q"))
+def _each_quantile(x: Tensor, q: Tensor, scale: float | Tensor, *, dim: int) -> Tensor:
+    return _quantiles(x, q, scale, dim)
+
+
+@of_rows(numbers=("q",), batch_first=True)
+def _one_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor, *, dim: int) -> Tensor:
+    return _quantiles(x, q, scale, dim).squeeze(dim)
+
+
 def _checked(x: Tensor, scale: float | Tensor, name: str, value: float | Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The rows, and the points or levels (..., m) that belong to them."""
     check_scores(x, dim)
@@ -151,6 +186,7 @@ def _checked(x: Tensor, scale: float | Tensor, name: str, value: float | Tensor,
         raise ValueError(f"`x` must have at least one entry along `dim`, but got shape {tuple(x.shape)}")
     if isinstance(value, Tensor):
         check_floating(name, value)
+        value = value.unsqueeze(0) if value.dim() == 0 else value
         beside = value.movedim(dim, -1) if value.dim() == x.dim() else value
         if value.dim() != 1 and (value.dim() != x.dim() or beside.shape[:-1] != rows.shape[:-1]):
             raise ValueError(
