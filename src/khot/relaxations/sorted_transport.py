@@ -124,7 +124,7 @@ def sorted_transport_topk(
     a soft version of the k largest values. Tends to the hard indicators as ``epsilon -> 0``, to ``1 / n`` as it grows.
     Permutation-equivariant, invariant to ``x + c``; ``epsilon`` is absolute, see :func:`transport_topk`. Differentiable
     to any order in ``x`` and ``epsilon``, in reverse and forward mode; saves ``x`` and k numbers per row. Newton's
-    method on the k+1 duals takes 2 to 15 steps of O(nk^2) time and, for a long row, memory for about 5 plans of
+    method on the k+1 duals takes 2 to 15 steps of O(nk^2) time and, for a long row, memory for about 7 plans of
     (k + 1) n float64 numbers.
 
     Args:
