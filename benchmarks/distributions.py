@@ -28,7 +28,6 @@ Row = dict[str, object]
 OF_PROBS: dict[str, Callable[[Tensor], khot.SamplingDesign]] = {
     "Sampford": lambda p: khot.Sampford(probs=p, validate_args=False),
     "Pivotal": lambda p: khot.Pivotal(probs=p, validate_args=False),
-    "Pivotal fixed": lambda p: khot.Pivotal(probs=p, order="fixed", validate_args=False),
     "Brewer": lambda p: khot.Brewer(probs=p, validate_args=False),
     "Systematic": lambda p: khot.Systematic(probs=p, validate_args=False),
     "ParetoSampling": lambda p: khot.ParetoSampling(probs=p, validate_args=False),

@@ -85,7 +85,6 @@ def make_designs(probs: Tensor) -> dict[str, SamplingDesign]:
         "Brewer": Brewer(probs=probs),
         "pivotal": Pivotal(probs=probs),
         "systematic": Systematic(probs=probs, order="random"),
-        "pivotal, in order": Pivotal(probs=probs, order="fixed"),
         SYSTEMATIC: Systematic(probs=probs, order="fixed"),
     }
 

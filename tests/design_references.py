@@ -4,7 +4,6 @@ Each gives the probabilities of the rows of ``support`` under a design without b
 ``logits``.
 """
 
-import functools
 import itertools
 import math
 from collections import defaultdict
@@ -50,12 +49,7 @@ def pmf_from_duels(probs: list[float], tree: Any, support: Tensor) -> Tensor:
     return torch.tensor([law[subset] for subset in subsets], dtype=torch.float64)
 
 
-def pivotal_fixed(design: SamplingDesign, support: Tensor) -> Tensor:
-    probs = design.probs.tolist()
-    return pmf_from_duels(probs, functools.reduce(lambda tree, unit: (tree, unit), range(len(probs))), support)
-
-
-def pivotal_random(design: SamplingDesign, support: Tensor) -> Tensor:
+def pivotal(design: SamplingDesign, support: Tensor) -> Tensor:
     """The mean over all orders of the tree in which, round by round, each of the first half meets one of the second."""
     pmf = torch.zeros(len(support), dtype=torch.float64)
     for order in itertools.permutations(range(support.shape[-1])):

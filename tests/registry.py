@@ -151,8 +151,7 @@ class DesignCase:
 
 DESIGNS = [
     DesignCase("conditional_poisson", ConditionalPoisson, reference.conditional_poisson),
-    DesignCase("pivotal_fixed", partial(Pivotal, order="fixed"), reference.pivotal_fixed),
-    DesignCase("pivotal_random", partial(Pivotal, order="random"), reference.pivotal_random),
+    DesignCase("pivotal", Pivotal, reference.pivotal),
     DesignCase("sampford", Sampford, reference.sampford),
     DesignCase("brewer", Brewer, reference.brewer, largest_scored_k=10),
     DesignCase("systematic_fixed", partial(Systematic, order="fixed"), reference.systematic_fixed),

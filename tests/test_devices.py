@@ -162,8 +162,8 @@ SEARCHING = (
 RECORDABLE = [case for case in SHORT if case.name != "capped_simplex_map" and not case.name.startswith(SEARCHING)]
 RECORDED = {
     "conditional_poisson": ["sample", "mean", "log_prob", "entropy"],
-    **{name: ["sample", "mean"] for name in ("pivotal_random", "systematic_random", "brewer")},
-    **{name: ["sample", "mean", "log_prob"] for name in ("pivotal_fixed", "systematic_fixed", "sampford")},
+    **{name: ["sample", "mean"] for name in ("pivotal", "systematic_random", "brewer")},
+    **{name: ["sample", "mean", "log_prob"] for name in ("systematic_fixed", "sampford")},
     **{name: ["sample"] for name in ("pareto", "gumbel_topk")},
 }
 

@@ -79,13 +79,13 @@ def halved(design, f, num_samples):
 
 def test_bias_is_measured():
     logits = LOGITS.clone().requires_grad_()
-    designs = {"poisson": ConditionalPoisson(logits=logits, k=2), "pivotal": Pivotal(logits=logits, k=2, order="fixed")}
+    designs = {"poisson": ConditionalPoisson(logits=logits, k=2), "sampford": Sampford(logits=logits, k=2)}
     comparison = compare_estimators(designs, curved, {"halved": halved, "exact": enumerated}, 1, num_repeats=3)
     for row in comparison.rows:
         (exact,) = torch.autograd.grad(enumerated(designs[row.design], curved), logits, retain_graph=True)
         assert row.bias == pytest.approx(exact.norm().item() / 2 if row.estimator == "halved" else 0, abs=1e-12)
         assert row.cosine == pytest.approx(1) and row.variance < 1e-24
-    assert [row.design for row in comparison.rows] == ["poisson", "poisson", "pivotal", "pivotal"]
+    assert [row.design for row in comparison.rows] == ["poisson", "poisson", "sampford", "sampford"]
 
 
 @pytest.mark.parametrize("make", [ConditionalPoisson, Sampford])

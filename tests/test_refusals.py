@@ -151,7 +151,7 @@ def test_trace_graph_elbo_through_a_relaxation():
     """The parameters of one site depend on another: its gradient goes through what made them."""
 
     def law(x):
-        return StraightThrough(Pivotal(probs=sigmoid_topk(x, 3), order="fixed"), log_prob="none")
+        return StraightThrough(Pivotal(probs=sigmoid_topk(x, 3)), log_prob="none")
 
     def model():
         z = pyro.sample("z", dist.Normal(torch.zeros_like(X[0]), 1.0).to_event(1))

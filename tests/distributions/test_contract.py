@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from khot.distributions import Pivotal
+from khot.distributions import Systematic
 from khot.relaxations import sigmoid_topk
 from tests import gof
 from tests.inputs import normal
@@ -369,14 +369,14 @@ def test_contract(case: DesignCase, check):
     check(case)
 
 
-class OtherSampler(Pivotal):
+class OtherSampler(Systematic):
     """Claims the law of the given order, and draws in random order: right size, right mean, wrong pairs."""
 
     def sample(self, sample_shape=()):
-        return Pivotal(probs=self.probs).sample(sample_shape)
+        return Systematic(probs=self.probs, order="random").sample(sample_shape)
 
 
-class OtherMean(Pivotal):
+class OtherMean(Systematic):
     """Reports as mean what the relaxation of another temperature would give."""
 
     @property
@@ -384,7 +384,7 @@ class OtherMean(Pivotal):
         return sigmoid_topk(self.probs.logit(), self.k, 1.001)
 
 
-class UnnormalisedLogProb(Pivotal):
+class UnnormalisedLogProb(Systematic):
     def log_prob(self, value):
         return super().log_prob(value) + 1e-6
 
@@ -394,7 +394,7 @@ class UnnormalisedLogProb(Pivotal):
     [(OtherSampler, check_sampler), (OtherMean, check_moments), (UnnormalisedLogProb, check_law)],
 )
 def test_contract_rejects(wrong, check):
-    fixed = next(case for case in DESIGNS if case.name == "pivotal_fixed")
-    case = replace(fixed, name="wrong", make=lambda **kwargs: wrong(order="fixed", **kwargs))
+    fixed = next(case for case in DESIGNS if case.name == "systematic_fixed")
+    case = replace(fixed, name="wrong", make=wrong)
     with pytest.raises(AssertionError):
         check(case)

@@ -107,8 +107,8 @@ def test_rsample_says_what_to_do():
 def test_repr_tells_the_arguments():
     logits = torch.zeros(3, 4)
     assert repr(ConditionalPoisson(logits=logits, k=2)) == "ConditionalPoisson(logits: (3, 4), k: 2)"
-    fixed = Pivotal(probs=torch.full((4,), 0.5), order="fixed")
-    assert repr(StraightThrough(fixed)) == "StraightThrough(Pivotal(probs: (4,), k: 2, order: fixed))"
+    fixed = Systematic(probs=torch.full((4,), 0.5))
+    assert repr(StraightThrough(fixed)) == "StraightThrough(Systematic(probs: (4,), k: 2, order: fixed))"
     phantom = PhantomUnit(Pivotal, probs=torch.full((3,), 0.5))
     assert repr(phantom) == "PhantomUnit(probs: (3,), k: 1, design_class: Pivotal)"
     relaxed = RelaxedKHot(0.5, logits, torch.tensor([1, 2, 3]))

@@ -99,7 +99,7 @@ def check_finite(case, given, x, **kwargs):
             assert gradient.isfinite().all(), name
 
 
-@every_member("brewer", "pivotal_fixed")
+@every_member("brewer", "systematic_fixed")
 @pytest.mark.parametrize("row", LOGITS)
 def test_logits(case, row):
     logits, k = LOGITS[row]
@@ -143,7 +143,7 @@ def test_scores_in_single_precision_have_the_law_of_double_precision(case, row):
     torch.testing.assert_close(design.pairwise_inclusion.diagonal(), design.mean, **CLOSE)
 
 
-@every_member("sampford", "brewer", "pivotal_fixed")
+@every_member("sampford", "brewer", "systematic_fixed")
 @pytest.mark.parametrize("row", PROBS)
 def test_probs(case, row):
     check_finite(case, "probs", PROBS[row])

@@ -136,9 +136,8 @@ def test_one_tree_for_draws_and_scores_of_sampford(made, cpu_backend):
 @pytest.mark.parametrize(
     ("make", "module", "name"),
     [
-        (partial(Pivotal, order="fixed"), pivotal, "duels_in_order"),
         (Pivotal, pivotal, "balance"),
-        (partial(Systematic, order="fixed"), systematic, "line"),
+        (Systematic, systematic, "line"),
     ],
 )
 def test_draws_have_their_preparation_in_common(monkeypatch, make, module, name):
@@ -265,7 +264,7 @@ def test_a_parameter_that_has_changed_has_new_results(how):
 @pytest.mark.parametrize("how", UPDATES)
 @pytest.mark.parametrize(
     "make",
-    [Sampford, Brewer, Pivotal, *(partial(cls, order=o) for cls in (Pivotal, Systematic) for o in ("fixed", "random"))],
+    [Sampford, Brewer, Pivotal, Systematic, partial(Systematic, order="random")],
 )
 def test_probabilities_that_have_changed_have_new_results(make, how):
     probs = torch.nn.Parameter(sigmoid_topk(logits(2), K))
@@ -277,7 +276,7 @@ def test_probabilities_that_have_changed_have_new_results(make, how):
     update(probs, how, new)
     fresh = make(probs=probs.detach().clone())
     assert drawn(design).equal(drawn(fresh))
-    if isinstance(design, Brewer | Sampford) or design.order == "fixed":
+    if make in (Brewer, Sampford, Systematic):
         same(fixed(design), fixed(fresh))
 
 
@@ -300,7 +299,7 @@ FOLLOWING = {
     "phantom_pareto": lambda theta: PhantomUnit(ParetoSampling, logits=theta),
     "size_range": lambda theta: ConditionalPoisson(logits=theta, k=(1, 4)),
     "straight_through": lambda theta: StraightThrough(ConditionalPoisson(logits=theta, k=K)),
-    "reinmax": lambda theta: ReinMax(Pivotal(logits=theta, k=K, order="fixed")),
+    "reinmax": lambda theta: ReinMax(Sampford(logits=theta, k=K)),
     "relaxed": lambda theta: RelaxedKHot(0.5, logits=theta, k=K),
 }
 

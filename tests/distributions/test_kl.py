@@ -187,7 +187,7 @@ def test_different_numbers_of_units(q_class):
 
 @pytest.mark.parametrize(
     "case",
-    [case for case in DESIGNS if case.name in ("conditional_poisson", "pivotal_random", "pareto_plain")],
+    [case for case in DESIGNS if case.name in ("conditional_poisson", "pivotal", "pareto_plain")],
     ids=lambda case: case.name,
 )
 def test_one_hot_categorical(case):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from khot import Brewer, ConditionalPoisson, PhantomUnit, Pivotal, Sampford, Systematic
+from khot import Brewer, ConditionalPoisson, PhantomUnit, Sampford, Systematic
 
 LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1], dtype=torch.float64)
 WEIGHT = torch.tensor([0.3, 1.0, -0.5, 2.0], dtype=torch.float64)
@@ -14,7 +14,6 @@ SCORED = {  # n = 4, k = 2, on logits that require a gradient
     "conditional_poisson": lambda logits: ConditionalPoisson(logits=logits, k=2),
     "sampford": lambda logits: Sampford(logits=logits, k=2),
     "brewer": lambda logits: Brewer(logits=logits, k=2),
-    "pivotal_fixed": lambda logits: Pivotal(logits=logits, k=2, order="fixed"),
     "systematic_fixed": lambda logits: Systematic(logits=logits, k=2, order="fixed"),
     "phantom_unit": lambda logits: PhantomUnit(ConditionalPoisson, logits=logits),
 }

@@ -6,7 +6,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from khot import ConditionalPoisson, PhantomUnit, Pivotal, StraightThrough, enumerated
+from khot import ConditionalPoisson, PhantomUnit, Pivotal, StraightThrough, Systematic, enumerated
 from tests.estimators.enumeration import LOGITS, SCORED, WEIGHT, assert_same, derivatives, exact, leaves, loss
 
 
@@ -39,7 +39,7 @@ def test_batches_chunks_and_wrappers():
     torch.testing.assert_close(
         enumerated(one_hot, f, chunk_size=3), enumerated(ConditionalPoisson(logits=logits, k=1), f)
     )
-    phantom = PhantomUnit(Pivotal, probs=torch.tensor([0.5, 0.5, 0.5]), order="fixed")
+    phantom = PhantomUnit(Systematic, probs=torch.tensor([0.5, 0.5, 0.5]))
     torch.testing.assert_close(enumerated(phantom, lambda x: x.sum(-1), chunk_size=2), torch.tensor(1.5))
 
 

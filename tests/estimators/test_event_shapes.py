@@ -16,6 +16,7 @@ from khot import (
     RelaxedKHot,
     Sampford,
     StraightThrough,
+    Systematic,
     enumerated,
     pathwise,
     reinmax,
@@ -35,7 +36,7 @@ MAKERS = {
     "two_sizes": lambda logits: ConditionalPoisson(logits=logits, k=torch.tensor([1, 2])),
     "sampford": lambda logits: Sampford(logits=logits, k=2),
     "phantom_unit": lambda logits: PhantomUnit(ConditionalPoisson, logits=logits / 9 - 1.5),  # of no more than one
-    "pivotal_fixed": lambda logits: Pivotal(logits=logits, k=2, order="fixed"),
+    "systematic": lambda logits: Systematic(logits=logits, k=2),
     "one_hot": lambda logits: dist.OneHotCategorical(logits=logits),
 }
 TO_EVENT = {"pyro": lambda law: law.to_event(1), "torch": lambda law: torch.distributions.Independent(law, 1)}

@@ -14,6 +14,7 @@ from khot import (
     PhantomUnit,
     Pivotal,
     ReinMax,
+    Sampford,
     StraightThrough,
     Systematic,
     lapsum_topk,
@@ -158,7 +159,7 @@ def test_expected_gradient_of_a_cubic_function(case, temperature=1.6):
 def test_feels_the_curvature_that_straight_through_leaves_out():
     """Bias of quadratic f on four units, by enumeration; that of straight-through grows with the curvature."""
     logits = LOGITS[:4].clone().requires_grad_()
-    design = Pivotal(logits=logits, k=2, order="fixed")
+    design = Sampford(logits=logits, k=2)
     matrix = torch.tensor([[0, 1.0, -2, 0], [1, 0, 0.5, 3], [-2, 0.5, 0, -1], [0, 3, -1, 0]], dtype=torch.float64)
     support = design.enumerate_support()
     pmf = design.log_prob(support).exp()

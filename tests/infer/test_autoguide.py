@@ -265,7 +265,6 @@ def test_sizes_that_a_prior_excludes_stay_excluded(weights, sizes):
     [
         Systematic(logits=torch.zeros(6), k=2),
         Systematic(logits=normal(300, 6).half(), k=2),
-        Pivotal(probs=torch.full((4,), 0.5), order="fixed"),
     ],
     ids=repr,
 )

@@ -112,7 +112,6 @@ DESIGNS = {
     "conditional_poisson": lambda: ConditionalPoisson(logits=normal(5), k=2),
     "brewer": lambda: Brewer(logits=normal(5), k=2),
     "pareto": lambda: ParetoSampling(logits=normal(5), k=2),
-    "pivotal_fixed": lambda: Pivotal(logits=normal(5), k=2, order="fixed"),
     "at_most_three": lambda: ConditionalPoisson(logits=normal(5), k=(0, 3)),
     "prior_over_size": lambda: ConditionalPoisson(logits=normal(5), k=(0, 4, 2 * normal(5, seed=4))),
 }
@@ -135,7 +134,6 @@ def quadratic(design, chains):
         ("conditional_poisson", 1.0, 2, 2000),
         ("brewer", 0.1, 1, 2000),
         ("pareto", 0.1, 1, 500),
-        ("pivotal_fixed", 0.1, 2, 2000),
         ("at_most_three", 0.1, 1, 5000),
         ("at_most_three", 1.0, 2, 2000),
         ("prior_over_size", 0.1, 1, 1000),

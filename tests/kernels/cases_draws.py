@@ -6,15 +6,7 @@ import torch
 from torch import Tensor
 
 from khot import sigmoid_topk
-from khot.kernels.draws import (
-    brewer_draw,
-    kinds,
-    ordered_duels_draw,
-    pivotal_draw,
-    triton_brewer,
-    triton_duels,
-    triton_tournament,
-)
+from khot.kernels.draws import pivotal_draw, triton_tournament
 from khot.kernels.order_sampling import order_draw, rank_centre
 from khot.kernels.order_sampling import triton_draw as triton_order
 from khot.kernels.order_sampling.noises import NOISES
@@ -25,7 +17,6 @@ SEED, DRAWS = 0x123456789ABCDEF, 2
 PLACE = [3, 5, 4]  # of the first draw, row and unit
 COMPILED_ORDER = [((64, n), SINGLE) for n in (300, 1000, 4096, 8192, 100_000)]
 COMPILED_DOUBLE = [((64, n), DOUBLE) for n in (1000, 8192, 100_000)]
-COMPILED_DUELS = [((64, n), DOUBLE) for n in (100, 500, 1000, 2000, 5000)]
 COMPILED_TOURNAMENT = [((64, n), SINGLE) for n in (100, 500, 2000, 4096)]
 
 
@@ -79,42 +70,6 @@ def tournament_compile(probs: Tensor, number: Tensor, _: Tensor) -> object:
     return triton_tournament.pivotal_draw(probs, number.long(), torch.zeros(1).long(), FIRST, 1, SINGLE)
 
 
-def brewer_kernel(probs: Tensor, k: Tensor) -> Outputs:
-    return (triton_brewer.brewer_draw(probs, k, seed_for(probs), PLACE, DRAWS, probs.dtype),)
-
-
-def brewer_reference(probs: Tensor, k: Tensor) -> Outputs:
-    return (brewer_draw.reference(probs, k, seed_for(probs), PLACE, DRAWS, probs.dtype),)
-
-
-def brewer_compile(probs: Tensor, number: Tensor, _: Tensor) -> object:
-    return triton_brewer.brewer_draw(probs, number.long(), torch.zeros(1).long(), FIRST, 1, SINGLE)
-
-
-def duels(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
-    """Weights with which units take the seat, their sums with those that keep it, and numbers that decide the kinds."""
-    take, keep, kind = torch.rand(3, *shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
-    return take, take + keep, kind
-
-
-def kind_of(number: Tensor) -> Tensor:
-    """The first seat is empty and the second unit chosen without a duel."""
-    place = torch.arange(number.shape[-1], device=number.device).expand(number.shape)
-    return kinds((number < 0.3) & (place > 0), place == 0, place == 1)
-
-
-def duels_kernel(take: Tensor, total: Tensor, number: Tensor) -> Outputs:
-    return (triton_duels.ordered_duels_draw(take, total, kind_of(number), seed_for(take), PLACE, DRAWS, DOUBLE),)
-
-
-def duels_reference(take: Tensor, total: Tensor, number: Tensor) -> Outputs:
-    return (ordered_duels_draw.reference(take, total, kind_of(number), seed_for(take), PLACE, DRAWS, DOUBLE),)
-
-
-def duels_compile(take: Tensor, *_: Tensor) -> object:
-    return triton_duels.ordered_duels_draw(take, take, take.byte(), torch.zeros(1).long(), FIRST, 1, SINGLE)
-
-
 def draws() -> list[KernelCase]:
     orders = [
         KernelCase(
@@ -138,23 +93,5 @@ def draws() -> list[KernelCase]:
             [(3, 1), (2, 33), (1, 600)],
             tournament_compile,
             COMPILED_TOURNAMENT,
-        ),
-        KernelCase(
-            "brewer",
-            brewer_kernel,
-            brewer_reference,
-            probabilities,
-            [(3, 1), (2, 33), (1, 600)],
-            brewer_compile,
-            COMPILED_TOURNAMENT,
-        ),
-        KernelCase(
-            "ordered_duels",
-            duels_kernel,
-            duels_reference,
-            duels,
-            [(3, 1), (2, 33), (1, 3000)],
-            duels_compile,
-            COMPILED_DUELS,
         ),
     ]

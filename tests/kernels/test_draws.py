@@ -8,7 +8,7 @@ import torch
 from khot import sigmoid_topk
 from khot.kernels import backend
 from khot.kernels import registry as dispatch
-from khot.kernels.draws import kinds, ordered_duels_draw, pivotal_draw
+from khot.kernels.draws import pivotal_draw
 from khot.kernels.order_sampling import order_draw, rank_centre
 from khot.kernels.order_sampling.noises import NOISES
 from khot.kernels.random_numbers.philox import FIRST, draw_seed, random_words
@@ -92,7 +92,7 @@ def test_seeds_come_from_the_generator():
     assert torch.equal(first, draw_seed(torch.device("cpu"))) and not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("kind", ["order", "pivotal", "duels"])
+@pytest.mark.parametrize("kind", ["order", "pivotal"])
 def test_parts_are_parts_of_the_whole(kind):
     """Draws, rows and units made apart, each with its place, are those made at once."""
     n, rows = 6, 4
@@ -101,13 +101,8 @@ def test_parts_are_parts_of_the_whole(kind):
     if kind == "order":
         parameters, options = (theta, k, rank_centre(theta, k)), (torch.float64, "logistic")
         operator = order_draw
-    elif kind == "pivotal":
-        parameters, options, operator = (sigmoid_topk(theta, 3), k), (torch.float64,), pivotal_draw
     else:
-        take, first = theta.sigmoid(), (torch.arange(n) == 0).expand(rows, n)
-        kind = kinds((take > 0.5) & ~first, first, torch.zeros_like(first))
-        parameters, options = (take, take + 0.5, kind), (torch.float64,)
-        operator = ordered_duels_draw
+        parameters, options, operator = (sigmoid_topk(theta, 3), k), (torch.float64,), pivotal_draw
     whole = operator(*parameters, SEED, FIRST, 5, *options)
     for draws, part in ((slice(0, 2), slice(0, 3)), (slice(2, 5), slice(3, 4)), (slice(1, 4), slice(1, 4))):
         place = [draws.start, part.start, 0]

@@ -165,10 +165,10 @@ def test_layouts_compile_no_loop_again():
     """Values that are expanded or transposed and cotangents of a sum, which have stride 0, count as contiguous ones."""
     found = run_python("""
         import sys, torch
-        from khot import Brewer, ConditionalPoisson, GumbelTopK, Sampford, sigmoid_topk
+        from khot import ConditionalPoisson, GumbelTopK, Sampford, sigmoid_topk
         probs = sigmoid_topk(torch.randn(4, 6), 3).requires_grad_()
         value = torch.tensor([1.0, 1, 1, 0, 0, 0])
-        for design in (ConditionalPoisson, Sampford, Brewer, GumbelTopK):
+        for design in (ConditionalPoisson, Sampford, GumbelTopK):
             of_design = {"logits": probs} if design is GumbelTopK else {"probs": probs}
             for x in (value.repeat(4, 1), value.expand(4, 6), value.repeat(4, 1).T.contiguous().T):
                 for weight in (torch.ones(4), torch.ones(()).expand(4)):

@@ -1,9 +1,9 @@
-"""Loops of the maps by absolute value, permutations and Brewer's scores: threads, and rows left."""
+"""Loops of the maps by absolute value and permutations: threads, and rows left."""
 
 import pytest
 import torch
 
-from khot import Brewer, soft_permutation, sparse_topk_magnitude, sparse_topk_signed
+from khot import soft_permutation, sparse_topk_magnitude, sparse_topk_signed
 from khot.kernels import backend
 from tests.inputs import normal
 
@@ -17,7 +17,6 @@ MAPS = {
     "magnitude": lambda x: sparse_topk_magnitude(x, 7, 0.5, 1.7),
     "signed": lambda x: sparse_topk_signed(x, 30, 0.5),
     "permutation": soft_permutation,
-    "brewer": lambda x: Brewer(logits=x, k=3).log_prob((x.argsort(-1).argsort(-1) < 3).to(x.dtype)),
 }
 
 
@@ -99,21 +98,3 @@ def test_rare_magnitudes_are_those_of_the_torch_backend(dtype, left):
     x[7, 3] = torch.nan
     with pytest.raises(ValueError, match="`x` must not contain NaN, but row 7 of the flattened batch does"):
         sparse_topk_magnitude(x, 5)
-
-
-def test_scores_of_brewer():
-    """Values and gradients as in torch; derivatives of gradients, and of many cotangents at once, from there."""
-    logits = normal(3, 9)
-    value = Brewer(logits=logits, k=4).sample((5,))
-    for found, expected in differentiate(lambda x: Brewer(logits=x, k=4).log_prob(value), logits):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    x, grads = logits.requires_grad_(), normal(2, 5, 3, seed=1)
-    score = Brewer(logits=x, k=4).log_prob(value)
-    together = torch.autograd.grad(score, x, grads, is_grads_batched=True, retain_graph=True)[0]
-    for grad, found in zip(grads, together, strict=True):
-        torch.testing.assert_close(found, torch.autograd.grad(score, x, grad, retain_graph=True)[0])
-    (gradient,) = torch.autograd.grad(score, x, grads[0], create_graph=True)
-    second = torch.autograd.grad(gradient.square().sum(), x)[0]
-    with backend("torch"):
-        (gradient,) = torch.autograd.grad(Brewer(logits=x, k=4).log_prob(value), x, grads[0], create_graph=True)
-        torch.testing.assert_close(second, torch.autograd.grad(gradient.square().sum(), x)[0], rtol=1e-9, atol=1e-9)

@@ -14,7 +14,6 @@ from torch import Tensor
 import khot.kernels
 import khot.laws
 from khot.kernels import backend, registry
-from khot.kernels.draws import kinds
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.order_sampling import rank_centre
@@ -105,11 +104,6 @@ def balanced(k: Tensor) -> Tensor:
     return simplex.mask(normal(2, 9), k.double(), torch.ones(2).double(), *LOGISTIC.key, "mask", "", False)[0]
 
 
-def duels() -> tuple[Tensor, ...]:
-    take, first = normal(2, 9).sigmoid(), (torch.arange(9) == 0).expand(2, 9)
-    return take, take + 0.5, kinds((take > 0.5) & ~first, first, torch.zeros_like(first))
-
-
 def ranks(n: int) -> tuple[Tensor, ...]:
     """Positions, with certain units, sizes and centres."""
     theta = normal(2, n)
@@ -198,12 +192,7 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: (normal(2, 600).sigmoid().round().float(), SIZES, SEED, FIRST, 1, torch.half),
         lambda: (normal(2, 600).sigmoid().float(), torch.tensor([300, 290]), SEED, [3, 5, 4], 2, torch.float32),
     ],
-    "ordered_duels_draw": [
-        lambda: (*duels(), SEED, FIRST, 3, DOUBLE),
-        lambda: (*duels(), SEED, [3, 5, 4], 2, torch.bool),
-    ],
     "bernoulli_count_draw": [lambda: (*counted(), SEED, [1, 2, 4], 50, torch.float32)],
-    "brewer_draw": [lambda: (*marked(), SEED, [1, 2, 4], 50, torch.float32)],
     "marked_count_draw": [lambda: (*marked(), SEED, [1, 2, 4], 50, torch.float32)],
 }
 DEFINITIONS = {

@@ -14,7 +14,7 @@ from khot._contents import can_look
 from khot._distributed.placements import refuse_dtensor
 from khot._host import has_float64
 from khot._shapes import broadcast_shapes
-from khot._validation import as_int, check_choice, check_floating, check_strided
+from khot._validation import as_int, check_floating, check_strided
 
 Init = TypeVar("Init", bound=Callable[..., None])
 
@@ -146,11 +146,6 @@ def shapes_of(param: SizeLike, others: dict[str, Size]) -> tuple[Size, Size]:
     """Batch and event shape for a parameter of this shape and the other arguments given, as ``infer_shapes`` needs."""
     batch_shape = broadcast_shapes(param[:-1], others.get("k", Size()))
     return batch_shape, Size(param[-1:])
-
-
-def checked_order(order: Any) -> str:
-    check_choice("order", order, ("fixed", "random"))
-    return str(order)
 
 
 def in_short(value: Any) -> Any:

@@ -70,8 +70,6 @@ class Brewer(SamplingDesign):
         def log_prob(probs: Tensor, k: Tensor, value: Tensor) -> Tensor:
             return law.log_prob(balance(probs, k), size, value, self.kept)
 
-        if law.is_fused(self.probs, value):
-            return log_prob(self.probs, self.k, value).to(self.probs.dtype)
         return self._in_slabs(log_prob, self.probs, value, largest=law.SLAB >> size).to(self.probs.dtype)
 
     def _largest_k(self) -> int:

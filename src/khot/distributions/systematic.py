@@ -5,17 +5,15 @@ from torch import Tensor
 from torch.types import _size as SizeLike
 
 from khot._contents import can_look
-from khot._validation import check_generator
+from khot._validation import check_choice, check_generator
 from khot.laws import systematic as law
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.hard import positions
 
-from ._arguments import checked_order
-from ._in_order import DesignInOrder
-from .design import Relaxation
+from .design import Relaxation, SamplingDesign
 
 
-class Systematic(DesignInOrder):
+class Systematic(SamplingDesign):
     r"""Draws k-hot vectors with exactly the given inclusion probabilities by systematic sampling.
 
     ``order="fixed"`` takes the units in the given order, with O(n) work per draw. Draws spread over the order as evenly
@@ -52,7 +50,8 @@ class Systematic(DesignInOrder):
         tensor([0.2500, 0.2500, 0.0000])
     """
 
-    _law = law
+    _settings = ("order",)
+    _complete_with = "order='fixed'"
 
     def __init__(
         self,
@@ -65,8 +64,19 @@ class Systematic(DesignInOrder):
         temperature: float | Tensor = 1.0,
         validate_args: bool | None = None,
     ) -> None:
-        self.order = checked_order(order)
+        check_choice("order", order, ("fixed", "random"))
+        self.order = order
         super().__init__(probs, logits, k, relaxation=relaxation, temperature=temperature, validate_args=validate_args)
+
+    def _require_fixed_order(self, wanted: str) -> None:
+        if self.order != "fixed":
+            raise self._unavailable(wanted)
+
+    @property
+    def pairwise_inclusion(self) -> Tensor:
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal."""
+        self._require_fixed_order("pairwise_inclusion")
+        return self._by_rows(law.pairs_in_order, self.probs).to(self.probs.dtype)
 
     @property
     def mode(self) -> Tensor:
@@ -98,3 +108,11 @@ class Systematic(DesignInOrder):
             if (self.probs >= 1).any() or (indices.diff(dim=-1) <= 0).any():  # units as long as the distance of points
                 indices = positions(law.choose(law.line(self.probs, self.k), u), k)
         return indices
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        self._require_fixed_order("log_prob")
+        return self._by_rows(law.log_prob_in_order, self.probs, value).to(self.probs.dtype)
+
+    def entropy(self) -> Tensor:
+        self._require_fixed_order("entropy")
+        return self._by_rows(law.entropy_in_order, self.probs).to(self.probs.dtype)

@@ -29,20 +29,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold
+from torch.nn.functional import pad, threshold
 
-from khot._shapes import broadcast_shapes
+from khot._contents import can_look
 from khot._torch_internals import count_as_constant
-from khot.kernels.call import is_plain
-from khot.kernels.draws import balance, brewer_draw, draw_by_draw, scores
-from khot.kernels.exact.row_slabs import by_rows
-from khot.kernels.operators.autograd import by_formula, has_derivative
+from khot.kernels.draws import balance
 from khot.kernels.random_numbers import uniform
 
-from . import unit_by_unit
 from .kept import Kept, kept_if_constant
 
 SLAB = 2**18  # subsets of slots, times units, of the values scored at a time on a CPU
+LARGEST_SHARE = 1 - 2.0**-52  # so that a share of a sum is less than the sum, whatever the rounding
 LEAST = 1e-40  # smallest weight, so that derivatives of any order stay finite
 MAX_SIZE = 10  # the largest k for which log_prob is feasible: it holds C(k, k / 2) n numbers for every value
 
@@ -69,15 +66,41 @@ def sample(
         kept: Storage for the balanced probabilities.
     """
     whole = *shape, *probs.shape
-    drawn = unit_by_unit.sample(brewer_draw, probs, k, math.prod(shape), generator)
-    if drawn is not None:
-        return drawn.view(whole)
     probs = kept_if_constant(kept, balance, probs, k)
+    if probs.device.type == "cpu" and k.numel() and can_look(probs, k):
+        size = int((k - (probs >= 1).sum(-1)).max())
+    u = uniform((*whole[:-1], size), probs.dtype, probs.device, generator)
+    return _draw_by_draw(probs.expand(whole), k, u)
 
-    def number(m: int) -> Tensor:
-        return uniform((*whole[:-1], 1), probs.dtype, probs.device, generator)
 
-    return draw_by_draw(probs.expand(whole), k, size, number)
+def _draw_by_draw(probs: Tensor, k: Tensor, u: Tensor) -> Tensor:
+    """One k-hot vector for each row: bool like ``probs``.
+
+    Args:
+        probs: Inclusion probabilities ``(..., n)``, balanced.
+        k: Number of ones ``(...)``.
+        u: Uniform numbers ``(..., size)``, at least as many as there are units to draw; the first serve the last units.
+    """
+    n, size = probs.shape[-1], u.shape[-1]
+    certain = probs >= 1
+    left = (k - certain.sum(-1)).unsqueeze(-1)
+    u = u.clamp(max=LARGEST_SHARE).masked_fill(left <= torch.arange(size, device=u.device), torch.inf)
+    # Rows that have fewer units to draw join later: until then their infinite numbers draw a spare unit, the last one.
+    free, rest = (pad(x, (0, 1)) for x in (probs.masked_fill(certain, 0.0), (1 - probs).masked_fill(certain, 1.0)))
+    c, may_write = torch.zeros_like(free[..., :1]), can_look(free, u)
+    for m in range(size, 0, -1):
+        rarity = torch.add(c, rest[..., :n], alpha=m) / (c + m)
+        weights = torch.addcdiv(free[..., :n], free[..., :n], rarity, value=m - 1)  # m w
+        cumulative = weights.cumsum(-1)
+        target = u[..., m - 1 : m] * cumulative[..., -1:]
+        if may_write:
+            unit = torch.searchsorted(cumulative, target, right=True)
+            free.scatter_(-1, unit, 0.0)
+        else:  # in a vmap, which cannot write to tensors that all rows share, and where the search needs another layout
+            unit = (cumulative <= target).sum(-1, keepdim=True)
+            free = free.scatter(-1, unit, 0.0)
+        c = c + rest.gather(-1, unit)
+    return free[..., :n] != probs
 
 
 class Subsets(NamedTuple):
@@ -122,26 +145,6 @@ def _kept_subsets(size: int) -> tuple[list[Any], ...]:
     return lacks, share, [[float(size - len(t) - 1)] for t in subsets], larger
 
 
-def is_fused(probs: Tensor, value: Tensor) -> bool:
-    """Whether loops score these values all at once; they have no derivative in the value."""
-    if not (is_plain(probs, value) and probs.numel() and value.numel()):
-        return False
-    return scores.find(probs) is not None and not has_derivative(value, torch.is_grad_enabled())
-
-
-def _fused_log_prob(probs: Tensor, size: int, value: Tensor, kept: Kept) -> Tensor:
-    n, shape = probs.shape[-1], broadcast_shapes(probs.shape, value.shape)
-    rows = probs.expand(*shape[-probs.ndim : -1], n).reshape(-1, n).contiguous()
-    values, found = (value.expand(shape) > 0).reshape(-1, *rows.shape), scores.find(rows)
-    return by_formula(
-        lambda p, v: by_rows(lambda p, v: (_log_prob(p, size, v, kept),), SLAB >> size, p, v, most=None)[0],
-        lambda p, v: (found.log_prob(p.detach(), v, size),),
-        lambda g, p, v: found.derivative(p.detach(), v, g.contiguous(), size),
-        rows,
-        values,
-    ).view(shape[:-1])
-
-
 def log_prob(probs: Tensor, size: int, value: Tensor, kept: Kept | None = None) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``, O(2^k n) time each; ``-inf`` if impossible.
 
@@ -153,11 +156,7 @@ def log_prob(probs: Tensor, size: int, value: Tensor, kept: Kept | None = None) 
         value: k-hot vectors; rows may differ in k.
         kept: Storage for the list of subsets.
     """
-    return (_fused_log_prob if is_fused(probs, value) else _log_prob)(probs, size, value, kept or Kept())
-
-
-def _log_prob(probs: Tensor, size: int, value: Tensor, kept: Kept) -> Tensor:
-    size, certain = max(1, size), probs >= 1
+    size, certain, kept = max(1, size), probs >= 1, kept or Kept()
     impossible = torch.where(value > 0, probs <= 0, certain).any(-1)  # not 1 - probs, which rounds to 1 for rare units
     free = probs.masked_fill(certain, 0.0)
     inside = free * value

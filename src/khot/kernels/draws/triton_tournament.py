@@ -11,7 +11,6 @@ is in float64, whatever the dtype of probs.
 
 # mypy: disable-error-code="no-untyped-def"
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
@@ -26,7 +25,7 @@ TOURNAMENT: Table = {torch.float64: ((128, 1), (512, 4), (4096, 16))}
 
 
 @triton.jit
-def balance(p, k):
+def _balance(p, k):
     """:func:`khot.kernels.draws.balance` of a row."""
     spread = p * (1.0 - p)
     share = (k.to(tl.float64) - tl.sum(p, 0)) / tl.maximum(tl.sum(spread, 0), 2.2250738585072014e-308)
@@ -48,7 +47,7 @@ def _tournament(
     bits = tl.where(place < n, bits, 0x7FFFFFFFFFFFFFFF)  # padding comes last
     unit = (tl.sort((bits & -BLOCK) | place) & (BLOCK - 1)).to(tl.int32)  # at each place of the order
     p = tl.load(p_ptr + row * stride_p + unit, mask=unit < n, other=0.0).to(tl.float64)
-    p = balance(p, tl.load(k_ptr + row * stride_k))
+    p = _balance(p, tl.load(k_ptr + row * stride_k))
     u = uniform_double(c, d)
     half = tl.full((), BLOCK // 2, tl.int32)
     while half > 0:
@@ -67,10 +66,9 @@ def _tournament(
     tl.store(x_ptr + unit, (p > 0.5).to(tl.float32).to(x_ptr.dtype.element_ty), mask=(place == 0) & (unit < n))
 
 
-def draw_by_programs(
-    kernel: Any, probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
+def pivotal_draw(
+    probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
 ) -> Tensor:
-    """Draws ``(draws, *batch, n)``, each by one program of a kernel that has the arguments of :func:`_tournament`."""
     shape, batch = (draws, *probs.shape), k.numel()
     draws, (probs, k) = without_expansion(draws, probs, k)
     rows, sizes = rows_of(probs), k.reshape(-1)
@@ -78,14 +76,8 @@ def draw_by_programs(
     how = plan(count, n, torch.float64, TOURNAMENT)
     x = torch.empty(draws * count, n, dtype=dtype, device=probs.device)
     with on_device(probs):
-        kernel[(draws * count,)](
+        _tournament[(draws * count,)](
             rows, x, sizes, seed, rows.stride(0), x.stride(0), sizes.stride(0), count, batch, n, *first,
             BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
     return x.reshape(shape)
-
-
-def pivotal_draw(
-    probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
-) -> Tensor:
-    return draw_by_programs(_tournament, probs, k, seed, first, draws, dtype)
