@@ -114,7 +114,7 @@ def one_of_two_rows(x: Tensor) -> Tensor:
 TARGET = largest(normal(6, N, seed=9), 2)
 MODULES = [
     ModuleCase("topk", partial(TopK, 3), lambda x: x * largest(x, 3)),
-    ModuleCase("topk_relaxed", partial(TopK, 2.5, softness=0.5), lambda x: x * sigmoid_mask(x, 2.5, 0.5)),
+    ModuleCase("topk_relaxed", partial(TopK, 2.5, softness=0.5, n=N), lambda x: x * sigmoid_mask(x, 2.5, 0.5)),
     ModuleCase(
         "topk_learned", partial(TopK, 2, softness=0.5, learn_softness=True), lambda x: x * sigmoid_mask(x, 2, 0.5)
     ),
@@ -123,7 +123,7 @@ MODULES = [
     ),
     ModuleCase("topk_joint", partial(TopK, 9, dim=(-2, -1)), of_all(lambda x: largest(x, 9))),
     ModuleCase("topk_magnitude", partial(TopK, 3, by="magnitude", n=N), lambda x: x * largest(x.abs(), 3)),
-    ModuleCase("mask", partial(TopKMask, 3), lambda x: largest(x, 3), gradient=False),
+    ModuleCase("mask", partial(TopKMask, 3, n=N), lambda x: largest(x, 3), gradient=False),
     ModuleCase(
         "mask_relaxed", partial(TopKMask, 3, softness=1.0, learn_softness=True), lambda x: sigmoid_mask(x, 3, 1.0)
     ),

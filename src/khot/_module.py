@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.utils.parametrize import is_parametrized
 
+from khot._distributed.placements import as_dtensor, is_dtensor
 from khot._refusals import refuse_trace
 from khot._torch_internals import is_exporting
 
@@ -20,6 +21,8 @@ class Module(torch.nn.Module):
       half precision stops as soon as its steps are smaller than the spacing of the numbers.
     * An attribute named in ``_numbers`` may be assigned at any time. A compiled graph treats it as a constant until it
       changes, and reads it from a tensor from then on, so annealing it costs one recompilation.
+    * :meth:`reset_parameters` gives parameters and buffers the values that they have at construction, after which it
+      is called by FSDP and by models whose memory came from ``to_empty``.
     * State dictionaries in which a parameter of shape (1,) has no axes can be loaded.
     """
 
@@ -41,6 +44,17 @@ class Module(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._changed: dict[str, Tensor] = {}  # numbers that were assigned since construction, for compiled graphs
+        self._start: dict[str, float | Tensor] = {}  # the first values of parameters and buffers
+
+    def reset_parameters(self) -> None:
+        """Gives parameters and buffers the values that they have at construction, as after ``to_empty``."""
+        for name, value in self._start.items():
+            if isinstance(value, Tensor) and value.is_meta:
+                raise RuntimeError(
+                    f"`{name}` of {type(self).__name__} was given as a tensor without data, so its first values are "
+                    "not known: give a number or a tensor with data, or load a state"
+                )
+            self._overwrite(name, value)
 
     def _checked(self, name: str, value: Any) -> Any:
         """The checked value for an attribute in ``_numbers``; raises if it is invalid."""
@@ -57,6 +71,8 @@ class Module(torch.nn.Module):
         with torch.no_grad():
             own, is_computed = getattr(self, name), is_parametrized(self, name)
             new = own.clone() if is_computed else own
+            if is_dtensor(new) and isinstance(value, Tensor):
+                value = as_dtensor(name, value.to(new.device), name, new.device_mesh)
             new.copy_(value) if isinstance(value, Tensor) else new.fill_(value)
             if is_computed:
                 super().__setattr__(name, new)

@@ -15,8 +15,10 @@ from torch.autograd import Function, forward_ad
 from torch.distributions import Distribution
 from torch.jit._trace import is_tracing
 from torch.nn import Parameter
+from torch.utils import _python_dispatch, checkpoint
 
 __all__ = [
+    "after_backward",
     "alias",
     "all_true",
     "apply_untransformed",
@@ -27,6 +29,7 @@ __all__ = [
     "in_forward_mode",
     "is_exporting",
     "is_mapped",
+    "is_recomputed",
     "is_shape_only",
     "is_traced_by_mode",
     "is_tracing",
@@ -41,6 +44,7 @@ __all__ = [
     "nested_forward_mode",
     "no_view",
     "outside_graphs",
+    "outside_selective_checkpoints",
     "overrides_torch_functions",
     "runs_unwatched",
     "traced_transforms",
@@ -357,6 +361,43 @@ def in_forward_mode() -> bool:
 def nested_forward_mode() -> AbstractContextManager[Any]:
     """Forward mode inside a ``jvp``, where torch switches it off."""
     return forward_ad._set_fwd_grad_enabled(True)
+
+
+# Activation checkpoints
+
+
+def is_recomputed() -> bool:
+    """Whether a backward pass is running, in which an activation checkpoint runs its block once more."""
+    return bool(_C._current_graph_task_id() != -1)
+
+
+def after_backward(function: Callable[[], None]) -> None:
+    """Calls the function at the end of the backward pass that is running."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]
+
+
+def outside_selective_checkpoints() -> AbstractContextManager[Any]:
+    """A context for operations of the first pass alone, which the recomputation does not repeat.
+
+    A selective activation checkpoint saves results in the order of the operations. It would count these ones, too.
+    """
+    if torch.compiler.is_compiling() or not torch._C._len_torch_dispatch_stack():
+        return nullcontext()
+    return _outside_selective_checkpoints()
+
+
+@contextmanager
+def _outside_selective_checkpoints() -> Iterator[None]:
+    modes = _python_dispatch._get_current_dispatch_mode_stack()
+    first = next(
+        (i for i, mode in enumerate(modes) if isinstance(mode, checkpoint._CachingTorchDispatchMode)), len(modes)
+    )
+    removed = [_python_dispatch._pop_mode() for _ in modes[first:]]
+    try:
+        yield
+    finally:
+        for mode in reversed(removed):
+            _python_dispatch._push_mode(mode)
 
 
 # Functions without a public name

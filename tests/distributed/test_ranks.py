@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from tests.distributed.group import run_group
 
-CASES = {2: ("parts", "graphs", "modules"), 4: ("maps", "parts")}
+CASES = {2: ("stacks", "parts", "graphs", "modules"), 4: ("maps", "parts")}
 
 pytestmark = [
     pytest.mark.slow,

@@ -86,7 +86,7 @@ class TestBatchTopK:
             module(x)
         assert len(caught) == 1
         assert torch.equal(y, BatchTopK(1.5)(x))
-        assert module.threshold.isnan() and not module.idle.any()
+        assert module.threshold == 0 and not module.idle.any()
         compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
         with pytest.warns(RuntimeWarning, match="before it has been trained"):
             assert torch.equal(compiled(x), y)
@@ -107,7 +107,7 @@ class TestBatchTopK:
         module = BatchTopK(0.2)
         module(torch.ones(0, 4))
         module(torch.tensor([1.0, 2.0]))  # rounds to no entry
-        assert module.threshold.isnan()
+        assert module.num_batches_tracked == 0
         module(torch.tensor([[1.0, 2.0]] * 5))
         assert module.threshold == 2.0
 

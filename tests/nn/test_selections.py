@@ -144,7 +144,8 @@ class TestTokenChoice:
         weights = router(X)
         torch.testing.assert_close(weights.sum(-1), torch.ones(4).double())
         values, indices = router.select(X)
-        torch.testing.assert_close(values, weights.gather(-1, indices))
+        of_chosen = weights.gather(-1, indices)  # of a relaxed mask, the others have a share, too
+        torch.testing.assert_close(values, of_chosen / of_chosen.sum(-1, keepdim=True))
         if not options.get("straight_through"):
             x = X.clone().requires_grad_()
             assert gradcheck(router, x) and gradgradcheck(router, x)
@@ -182,9 +183,28 @@ class TestTokenChoice:
         ).all()
         router.capacity = None
         assert torch.equal(router(X), TokenChoice(1)(X))
-        for wrong, error in ((0, ValueError), (1.5, TypeError)):
+        for wrong, error in ((0, ValueError), (0.0, ValueError), ("1", TypeError)):
             with pytest.raises(error, match="`capacity` must be"):
                 router.capacity = wrong
+
+    @pytest.mark.parametrize("options", OPTIONS, ids=str)
+    def test_a_float_is_a_factor_of_the_equal_load(self, options):
+        """As in Switch: rounded up, and for each sequence."""
+        x = normal(3, 20, 4)
+        of_each = torch.tensor([[2] * 20, [1] * 20, [3] * 10 + [0] * 10])
+        for factor, k, loads in (
+            (1.25, 2, [13] * 3),  # 12.5 of 20 * 2 choices for 4 experts
+            (1.1, 2, [11] * 3),  # 11.000000000000002 in floating-point numbers
+            (2.0, 2, [20] * 3),
+            (0.3, of_each, [3, 2, 3]),  # of 40, 20 and 30 choices
+        ):
+            router, found = TokenChoice(2, capacity=factor, **options), []
+            for row, load in enumerate(loads):
+                k_of_row = k[row] if isinstance(k, torch.Tensor) else k
+                found.append(TokenChoice(2, capacity=load, **options)(x[row], k_of_row))
+            torch.testing.assert_close(router(x, k), torch.stack(found))
+            torch.testing.assert_close(torch.func.vmap(router)(x, of_each), router(x, of_each))
+        assert "capacity=1.25" in repr(TokenChoice(2, capacity=1.25))
 
     @pytest.mark.parametrize("options", OPTIONS, ids=str)
     @pytest.mark.parametrize("gap", [200.0, 1e30])  # the second choices have tiny probabilities, or 0 in float32

@@ -1,6 +1,7 @@
 """Modules in other people's training stacks: trainers, casts, averages, torch.func, annealing in graphs, FSDP2."""
 
 import copy
+import math
 import warnings
 from functools import partial
 
@@ -190,8 +191,9 @@ def test_transforms_of_a_batch_topk_with_a_threshold():
         y = functional_call(module, buffers, x)
         return y.sum(), buffers["threshold"]
 
-    _, threshold = torch.func.grad(moved, has_aux=True)(X, {"threshold": module.threshold.clone()})
-    assert module.threshold.isnan()
+    own = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    _, threshold = torch.func.grad(moved, has_aux=True)(X, own)
+    assert module.threshold == 0 == module.num_batches_tracked
     module(X)
     assert torch.equal(threshold, module.threshold)
     torch.testing.assert_close(torch.func.vmap(module.eval())(X), module(X))
@@ -233,6 +235,7 @@ ANNEALED = [
     (partial(MagnitudeSparsity, 0.5, strength=0.3), "strength", FALLING),
     (partial(TokenChoice, 3), "k", SIZES),
     (partial(TokenChoice, 3, capacity=2), "capacity", [1 + i % 6 for i in range(20)]),
+    (partial(TokenChoice, 3, capacity=2.0), "capacity", FALLING),
     (partial(FenchelYoungTopKLoss, 2), "strength", FALLING),
     (partial(TopKCrossEntropyLoss, [1.0]), "softness", FALLING),
 ]
@@ -344,7 +347,7 @@ def test_one_k_for_each_row():
         (NMSparsity(2, 4), "n", [1, 4], [5, -1, 1.5]),
         (MagnitudeSparsity(0.3), "density", [0.5, 0, 1], [1.5, -0.1, "1", None]),
         (MagnitudeSparsity(0.3), "strength", [0.5, None], [0.0, -1, "1"]),
-        (TokenChoice(2, capacity=3), "capacity", [1, None], [0, 2.5, "1"]),
+        (TokenChoice(2, capacity=3), "capacity", [1, None, 2.5], [0, -2.5, math.inf, "1"]),
         (KHotGate(N, 3), "k", [2, 0, None], [N + 1, -1, 2.5]),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",

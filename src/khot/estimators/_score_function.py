@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from khot._torch_internals import is_recomputed
 from khot._validation import check_fraction, check_strided
 from khot.distributions.base import draw
 
@@ -46,9 +47,23 @@ class MovingAverage:
         self._weight = 0.0  # total weight of all losses so far; the rest belongs to the initial 0, which `mean` ignores
 
     def __call__(self, design: Distribution) -> float | Tensor:
+        if is_recomputed():
+            raise RuntimeError(
+                "a MovingAverage has moved when an activation checkpoint runs its block once more, and would be biased "
+                "there: leave the estimator outside the checkpoint, or use baseline='leave_one_out'"
+            )
         return self.mean
 
+    def state_dict(self) -> dict[str, float | Tensor]:
+        """The mean, its weight and the decay, to be saved with the model."""
+        return {"mean": self.mean, "weight": self._weight, "decay": float(self.decay)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resumes with the mean and the decay of another object."""
+        self.mean, self._weight, self.decay = (state_dict[name] for name in ("mean", "weight", "decay"))
+
     def update(self, losses: Tensor) -> None:
+        """Takes the losses of a call into account."""
         if losses.numel():
             self._weight = self.decay * self._weight + 1 - self.decay
             self.mean = self.mean + (1 - self.decay) / self._weight * (wide(losses).mean() - self.mean)

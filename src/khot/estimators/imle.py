@@ -16,6 +16,7 @@ from khot.distributions.base import column
 from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise, sum_of_gamma_noise
 from .wrapper import Scorer, substitute_gradient
 
+STATE = ("alpha", "entries", "increment", "target", "decay")  # of an AdaptiveStep
 NOISES = {"gumbel": gumbel_noise, "sum_of_gamma": sum_of_gamma_noise}
 
 
@@ -77,6 +78,15 @@ class AdaptiveStep:
         self.entries = self.decay * self.entries + (1 - self.decay) * int(gradient.count_nonzero()) / draws
         change = self.increment if self.entries < self.target else -self.increment
         self.alpha = max(self.alpha + change, 0.0)
+
+    def state_dict(self) -> dict[str, float]:
+        """The state and the settings, as numbers, to be saved with the model."""
+        return {name: float(getattr(self, name)) for name in STATE}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        """Resumes with the state and the settings of another object."""
+        for name in STATE:
+            setattr(self, name, state_dict[name])
 
 
 @feels_between_vertices

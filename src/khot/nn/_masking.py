@@ -60,6 +60,11 @@ class Masking(Module):
             self.log_softness = Parameter(torch.tensor([math.log(self._checked("_softness", softness, learned=True))]))
         self._softness = softness
 
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.log_softness is not None:
+            self.softness = self._softness
+
     def _checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """The checked ``k``, an int if the mask is hard, or the checked softness."""
         if name == "k":

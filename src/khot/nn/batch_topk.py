@@ -12,7 +12,8 @@ from khot._contents import checks_contents, looks_at_contents
 from khot._distributed.boundary import shards_of
 from khot._distributed.placements import as_dtensor, is_dtensor, local_part, placed, replicated, shard_axis, whole
 from khot._distributed.shards import Shards, shards_of_rows, spread_over
-from khot._torch_internals import is_exporting
+from khot._torch_internals import is_exporting, outside_selective_checkpoints
+from khot._host import has_float64
 from khot._validation import (
     check_flag,
     check_scores,
@@ -27,6 +28,7 @@ from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
 
 from ._keeping import keep_largest
 from ._masking import Relaxation, hard_mask, has_parts, keep_masked
+from ._running_state import is_first_pass, number_of_rows, write
 from .idle_units import DEAD_AFTER, CountsIdleUnits
 from .jump_relu import JumpReLU, checked_threshold
 
@@ -58,11 +60,15 @@ class BatchTopK(CountsIdleUnits):
     dead units. A ``cap`` limits what a single row may keep: only its ``cap`` largest entries take part, in training and
     in evaluation.
 
+    Rows of ``-inf``, such as padding, count for nothing: neither in B nor as idle rows. The second pass of an
+    activation checkpoint changes neither the threshold nor the counts.
+
     ``k``, ``softness`` and ``threshold`` may be assigned at any time. ``module(x, k)`` uses another k for this call: a
     number, or a tensor with one for each row, whose sum is then the number of entries.
 
-    Training changes the threshold in place. Transforms of ``torch.func`` refuse this, as they do for batch
-    normalisation; with ``track_running_stats=False`` there is no threshold to change.
+    Training changes the threshold in place; ``num_batches_tracked`` counts how often. Both are 0 before, and a trained
+    threshold is positive, so that averages of several states can be evaluated. Transforms of ``torch.func`` refuse the
+    change, as they do for batch normalisation; with ``track_running_stats=False`` there is no threshold to change.
 
     Args:
         k: Mean number of entries kept per row, positive; need not be an integer.
@@ -107,7 +113,7 @@ class BatchTopK(CountsIdleUnits):
     """
 
     threshold: Any  # a tensor, or None without running statistics
-    num_batches_tracked: Tensor | None
+    num_batches_tracked: Tensor | None  # of batches that moved the threshold
     cap: int | None = None
 
     def __init__(
@@ -130,14 +136,20 @@ class BatchTopK(CountsIdleUnits):
         check_flag("track_running_stats", track_running_stats)
         if n is not None and not track_running_stats:
             raise ValueError(f"`n` counts dead units, which needs track_running_stats=True, but got n={n}")
-        self.k, self.momentum, self.group = k, None if momentum is None else checked_weight("momentum", momentum), group
+        self.k, self.momentum = k, None if momentum is None else checked_weight("momentum", momentum)
         self.cap = None if cap is None else checked_count("cap", cap)
         self.k = self.k  # checks it against the cap
-        self._set_up_counts(n, dead_after)
+        self._set_up_counts(n, dead_after, group)
         self._has_warned = False
-        start, count = torch.tensor(torch.nan, dtype=torch.float32), torch.tensor(0)  # NaN: not trained yet
-        self.register_buffer("threshold", start if track_running_stats else None)
-        self.register_buffer("num_batches_tracked", count if track_running_stats and momentum is None else None)
+        self.register_buffer("threshold", torch.zeros((), dtype=torch.float32) if track_running_stats else None)
+        self.register_buffer("num_batches_tracked", torch.tensor(0) if track_running_stats else None)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._has_warned = False
+        if self.threshold is not None:
+            self._overwrite("threshold", 0.0)
+            self._overwrite("num_batches_tracked", 0)
 
     def _checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """The checked ``k``, which is positive, or the checked softness."""
@@ -159,6 +171,8 @@ class BatchTopK(CountsIdleUnits):
         if value.numel() != 1:
             raise ValueError(f"`threshold` must be one number, but got a tensor of shape {tuple(value.shape)}")
         self._overwrite("threshold", value.reshape(()))
+        with torch.no_grad():
+            self.num_batches_tracked.clamp_(min=1)  # type: ignore[union-attr]
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         check_scores(x, -1)
@@ -183,49 +197,50 @@ class BatchTopK(CountsIdleUnits):
     def _of_the_batch(self, x: Tensor, k: float | Tensor) -> Tensor:
         if is_dtensor(x):
             return self._of_dtensor(x, k)
+        rows = number_of_rows(x)
         if self.group is None:
-            return self._of_parts(x, x.numel(), k)
+            return self._of_parts(x, rows, k)
         shards = Shards.of_parts(self.group, x.numel(), x.device)
+        (of_all,) = shards.sum(torch.as_tensor(rows, device=x.device))
         with spread_over(shards):
-            return self._of_parts(x, shards.n, k)
+            return self._of_parts(x, int(of_all), k)
 
     def _of_dtensor(self, x: Any, k: float | Tensor) -> Tensor:
         softness = super()._current_softness()
         if isinstance(softness, Tensor):
             as_dtensor("softness", softness, "x", x.device_mesh)  # validates the argument early
         x = placed(x, [replicated(x.device_mesh)[0] if p.is_partial() else p for p in x.placements])
+        rows = number_of_rows(x)
         cut = [at for at, placement in enumerate(x.placements) if shard_axis(placement) is not None]
         with spread_over(shards_of(x, set(range(x.dim())), cut)):
-            y = self._of_parts(local_part(x, x.placements), x.numel(), k)
+            y = self._of_parts(local_part(x, x.placements), rows, k)
         return whole(y, x, x.placements, x.shape, x.stride())
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The state without the group, which cannot be copied."""
-        return self.__dict__ | {"group": None}
-
-    def _of_parts(self, x: Tensor, entries: int, k: float | Tensor) -> Tensor:
+    def _of_parts(self, x: Tensor, rows: int | Tensor, k: float | Tensor) -> Tensor:
         """The largest of all entries, of which x may hold only a part."""
-        size, whole = self._sizes(x, entries, k)
+        size, whole = self._sizes(x, rows, k)
         axes = tuple(range(x.dim()))
 
         def hard(entries: Tensor) -> Tensor:
             return hard_mask(self._scores_of(self._within_cap(entries)), whole, axes)
 
         is_hard = self.softness is None or not (self.training or self.threshold is None)
-        watches = self.training and self.threshold is not None and (isinstance(whole, Tensor) or whole > 0)
+        watches = self.training and self.threshold is not None and is_first_pass()
+        watches = watches and (isinstance(whole, Tensor) or whole > 0)
         kept = keep_largest(x, whole, axes, self.by) if is_hard and self.cap is None else None
         if kept:
             if watches:
-                self._watch(x.detach(), kept.mask, kept.smallest, entries // max(x.shape[-1], 1))
+                self._watch(x.detach(), kept.mask, kept.smallest, rows)
             return kept.values
         mask_of = hard if is_hard else lambda entries: self._mask_of(self._within_cap(entries), size, axes)
         y, mask = keep_masked(x, mask_of)
         if watches:
-            marked = (mask.detach() if is_hard or self.straight_through else hard(x.detach())) != 0
-            scores = self._scores_of(x.detach())
-            positive = scores.masked_fill(~marked | (scores <= 0), torch.inf)
-            smallest = positive.amin() if positive.numel() else positive.new_full((), torch.inf)
-            self._watch(x.detach(), marked, smallest, entries // max(x.shape[-1], 1))
+            with outside_selective_checkpoints():
+                marked = (mask.detach() if is_hard or self.straight_through else hard(x.detach())) != 0
+                scores = self._scores_of(x.detach())
+                positive = scores.masked_fill(~marked | (scores <= 0), torch.inf)
+                smallest = positive.amin() if positive.numel() else positive.new_full((), torch.inf)
+                self._watch(x.detach(), marked, smallest, rows)
         return y
 
     def _within_cap(self, x: Tensor) -> Tensor:
@@ -236,34 +251,35 @@ class BatchTopK(CountsIdleUnits):
             raise NotImplementedError("`cap` must be None if processes share a batch")
         return x.masked_fill(topk_mask(self._scores_of(x.detach()), self.cap) == 0, -torch.inf)
 
-    def _sizes(self, x: Tensor, entries: int, k: float | Tensor) -> tuple[float | Tensor, int | Tensor]:
+    def _sizes(self, x: Tensor, rows: int | Tensor, k: float | Tensor) -> tuple[float | Tensor, int | Tensor]:
         """The number of entries to keep, as the sum of a relaxed mask and as a whole number."""
-        rows = entries // max(x.shape[-1], 1)
         if not isinstance(k, Tensor):
             if k > x.shape[-1]:
                 raise ValueError(f"`k` must satisfy 0 < k <= n, but got k={k} with n={x.shape[-1]}")
-            return k * rows, round(k * rows)
-        k = in_wide_dtype(k)
-        if k.dim() == 0:
-            size = k * rows
+            if not isinstance(rows, Tensor):
+                return k * rows, round(k * rows)
+            size = (rows.double() if has_float64(rows) else rows.float()) * k
+        elif k.dim() == 0:
+            size = in_wide_dtype(k) * rows
         elif has_parts(x):
             raise NotImplementedError("`k` must be a number, or a tensor without axes, if processes share a batch")
         else:
-            size = expanded("k", k, x.shape[:-1]).sum()
+            sizes = expanded("k", in_wide_dtype(k), x.shape[:-1])
+            size = sizes.masked_fill((x.detach() == -torch.inf).all(-1), 0).sum()
         return size, size.detach().round().long()
 
     @torch.no_grad()
-    def _watch(self, x: Tensor, kept: Tensor, smallest: Tensor, rows: int) -> None:
+    def _watch(self, x: Tensor, kept: Tensor, smallest: Tensor, rows: int | Tensor) -> None:
         """Updates the threshold, and counts for how long units have been idle."""
-        self._check_in_place(x, self.threshold, "moves its threshold")
+        for state in (self.threshold, self.num_batches_tracked):
+            self._check_in_place(x, state, "moves its threshold")
         new = self._over_parts(smallest, smallest=True).to(self.threshold.dtype)
-        is_new = new.isfinite()
-        weight: Any = self.momentum
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(is_new)
-            weight = 1 / self.num_batches_tracked.clamp(min=1)
-        moved = torch.where(self.threshold.isnan(), new, self.threshold.lerp(new, weight))
-        self.threshold.copy_(torch.where(is_new, moved, self.threshold))
+        is_new, is_first = new.isfinite(), _is_missing(self.threshold, self.num_batches_tracked)
+        count = self.num_batches_tracked + is_new
+        weight: Any = 1 / count.clamp(min=1) if self.momentum is None else self.momentum
+        moved = torch.where(is_first, new, self.threshold.lerp(new, weight))
+        write(self.threshold, torch.where(is_new, moved, self.threshold))
+        write(self.num_batches_tracked, count)
         if self.idle is not None:
             used = (kept & (x != 0)).reshape(-1, x.shape[-1]).any(0)
             self._count_idle(self._over_parts(used.float()) > 0, rows)
@@ -279,7 +295,8 @@ class BatchTopK(CountsIdleUnits):
         """Whether there is certainly no threshold; warns once if there should be one."""
         if self.threshold is None:
             return True
-        if not looks_at_contents(self.threshold) or not bool(self.threshold.isnan()):
+        count = self.num_batches_tracked
+        if not looks_at_contents(self.threshold, count) or not bool(_is_missing(self.threshold, count)):
             return False
         if not self._has_warned:
             self._has_warned = True
@@ -288,11 +305,14 @@ class BatchTopK(CountsIdleUnits):
 
     def _above_the_threshold(self, x: Tensor, k: float | Tensor) -> Tensor:
         threshold, scores = self.threshold, self._scores_of(self._within_cap(x))
+        is_missing = _is_missing(threshold, self.num_batches_tracked)
         if torch.compiler.is_compiling() and not is_exporting():
-            size, _ = self._sizes(x, x.numel(), k)
-            threshold = _threshold_for(threshold, scores.detach(), torch.as_tensor(size, dtype=torch.float64))
+            size, _ = self._sizes(x, number_of_rows(x), k)
+            size = torch.as_tensor(size, dtype=torch.float64)
+            threshold = _threshold_for(threshold, is_missing, scores.detach(), size)
+            is_missing = threshold.isnan()
         dtype = torch.promote_types(x.dtype, threshold.dtype)
-        is_missing = threshold.isnan()  # only if contents cannot be read; the result is then NaN
+        # It is missing only if contents cannot be read; the result is then NaN.
         nothing = torch.zeros_like(threshold).masked_fill(is_missing, torch.nan)
         limit = threshold.masked_fill(is_missing, torch.inf)
         return torch.where(scores.to(dtype) <= limit.to(dtype), nothing.to(x.dtype), x)  # which keeps NaN in x
@@ -301,7 +321,7 @@ class BatchTopK(CountsIdleUnits):
         """The equivalent module for evaluation, without training state."""
         if self.threshold is None:
             raise RuntimeError("BatchTopK has no threshold with track_running_stats=False, and JumpReLU needs one")
-        if bool(self.threshold.isnan()):
+        if bool(_is_missing(self.threshold, self.num_batches_tracked)):
             raise RuntimeError("BatchTopK has no threshold before it has been trained: call it in training mode first")
         if self.by == "magnitude" or self.cap is not None:
             raise NotImplementedError("JumpReLU has neither magnitudes nor a cap: keep BatchTopK in evaluation mode")
@@ -314,10 +334,15 @@ class BatchTopK(CountsIdleUnits):
         return f"k={self.k}{self._shown_softness()}{momentum}{units}{untracked}"
 
 
-def _kept_above(threshold: Tensor, x: Tensor, size: Tensor) -> Tensor:
-    """The threshold or, if there is none yet, a value below the ``size`` largest entries of x."""
-    if not checks_contents(threshold) or not bool(threshold.isnan()):
-        return threshold.clone()
+def _is_missing(threshold: Tensor, count: Any) -> Tensor:
+    """Whether there is no threshold yet. Averages of states may round the count down to 0, but have a threshold."""
+    return (threshold == 0) & (count == 0)
+
+
+def _kept_above(threshold: Tensor, is_missing: Tensor, x: Tensor, size: Tensor) -> Tensor:
+    """The threshold; if there is none yet, a value below the ``size`` largest entries of x, or NaN without a look."""
+    if not checks_contents(threshold) or not bool(is_missing):
+        return threshold.masked_fill(is_missing, torch.nan)
     warnings.warn(UNTRAINED, RuntimeWarning, stacklevel=2)
     kept = x.flatten().topk(int(size.round())).values.to(threshold.dtype)
     if kept.numel() == 0:
@@ -327,4 +352,4 @@ def _kept_above(threshold: Tensor, x: Tensor, size: Tensor) -> Tensor:
 
 # A graph cannot read the threshold, but the inside of an operator is not part of the graph.
 _threshold_for = define("batch_topk_threshold", _kept_above)
-_threshold_for.register_fake(lambda threshold, x, size: torch.empty_like(threshold))
+_threshold_for.register_fake(lambda threshold, is_missing, x, size: torch.empty_like(threshold))

@@ -1,20 +1,32 @@
 """Routers of mixtures of experts: experts that choose tokens, and tokens that choose experts."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from khot._contents import looks_at_contents
-from khot._torch_internals import is_wrapped
-from khot._validation import check_scores, check_strided, checked_int, expanded, in_wide_dtype, tensors_among
+from khot._torch_internals import after_backward, is_wrapped
+from khot._host import has_float64
+from khot._validation import (
+    check_scores,
+    check_strided,
+    checked_int,
+    checked_positive,
+    expanded,
+    in_wide_dtype,
+    tensors_among,
+)
 from khot.kernels.exact.rows import compute_dtype, number_on
 from khot.relaxations import sigmoid_topk, topk_mask
 
 from ._keeping import keep_largest
 from ._masking import Masking, Relaxation, at_most, checked_size, has_parts, places_of_largest
+from ._running_state import is_first_pass
 from .topk import Selection, TopK
 
+_Call = tuple[Tensor, Tensor, bool]  # logits, mask, and whether a gradient is recorded
 NUMBER_OF_EXPERTS = "; the number of experts is no argument, since the logits have it"
 
 
@@ -149,13 +161,17 @@ class TokenChoice(Masking):
     and ``softness`` may be assigned at any time. ``module(x, k)`` uses another k for this call, a number or one for
     each token.
 
+    A float is a capacity factor [2]: 1.25 lets an expert keep 1.25 times the number of tokens that equal loads would
+    give it, rounded up, :math:`\lceil 1.25\, kT / E \rceil` for T tokens and E experts. The tokens are those of one
+    leading index, of one sequence in ``(batch, tokens, experts)``; with a k for each token, kT is their sum.
+
     Args:
         k: Number of experts per token; for a relaxed mask the sum of its weights.
         softness: None for the hard mask.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
         straight_through: Whether a hard mask gets the gradient of the relaxed one.
         learn_softness: Whether the softness is a parameter.
-        capacity: Largest number of tokens per expert, an int; None for no limit.
+        capacity: Largest number of tokens per expert, an int; a float is a factor of the equal load; None for no limit.
 
     Attributes:
         k: Number of experts per token. It may be assigned at any time.
@@ -184,7 +200,7 @@ class TokenChoice(Masking):
     _numbers = ("k", "_softness", "capacity")
     _what_others_take = NUMBER_OF_EXPERTS
     k: float
-    capacity: int | None
+    capacity: float | None
 
     def __init__(
         self,
@@ -194,11 +210,12 @@ class TokenChoice(Masking):
         relaxation: Relaxation = sigmoid_topk,
         straight_through: bool = False,
         learn_softness: bool = False,
-        capacity: int | None = None,
+        capacity: float | None = None,
     ) -> None:
         super().__init__(softness, relaxation, straight_through, learn_softness)
         self.k, self.capacity = k, capacity
-        self._last: tuple[Tensor, Tensor] | None = None  # logits and mask, for the losses
+        self._last: _Call | None = None  # for the losses
+        self._recomputed: _Call | None = None  # the same for losses in a block that a backward pass runs again
 
     def _checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """The checked ``k``, capacity (which may be None), or softness."""
@@ -206,7 +223,9 @@ class TokenChoice(Masking):
             return super()._checked(name, value, learned)
         if value is None:
             return None
-        capacity = checked_int("capacity", value, "an int or None")
+        if isinstance(value, float):
+            return float(checked_positive("capacity", value, torch.Size()))
+        capacity = checked_int("capacity", value, "an int, a float as a factor of the equal load, or None")
         if capacity < 1:
             raise ValueError(f"`capacity` must be at least 1, but got {value}")
         return capacity
@@ -217,6 +236,8 @@ class TokenChoice(Masking):
     def select(self, x: Tensor, k: int | None = None) -> Selection:
         """Weights and indices of the experts of each token, ``(..., tokens, k)``, with increasing indices.
 
+        The weights of a token sum to 1 unless all its experts are full; relaxed ones are renormalised over the k.
+
         Args:
             x: Logits ``(..., tokens, experts)``.
             k: Number of experts for this call, an int; by default that of the module.
@@ -224,7 +245,10 @@ class TokenChoice(Masking):
         check_scores(x, -1)
         k = checked_int("k", self.k if k is None else k, "an int for a selection, since all tokens get the same number")
         weights, indices = self._weights(x, k), places_of_largest(x.detach(), k)
-        return Selection(weights.gather(-1, indices).to(x.dtype), indices)
+        weights = weights.gather(-1, indices)
+        if self.softness is not None and not self.straight_through:
+            weights = _over_their_sum(weights)
+        return Selection(weights.to(x.dtype), indices)
 
     def balance_loss(self) -> Tensor:
         r"""How unevenly the last call in training loads the experts [2]: 1 for equal loads, at most their number.
@@ -233,8 +257,12 @@ class TokenChoice(Masking):
 
         with E experts, :math:`f_e` the share of the choices that go to expert e, a constant, and :math:`P_e` its mean
         probability, which carries the gradient. A usual weight in the total loss is 0.01.
+
+        Raises RuntimeError if it needs a gradient but the call was made without one, as in the first pass of an
+        activation checkpoint with ``use_reentrant=True``: pass ``use_reentrant=False``, or take the loss inside the
+        block and return it.
         """
-        logits, mask = self._of_the_last_call()
+        logits, mask, _ = self._of_the_last_call()
         experts = logits.shape[-1]
         load = mask.reshape(-1, experts).sum(0, dtype=logits.dtype)
         share = load / load.sum().clamp(min=torch.finfo(load.dtype).tiny)
@@ -242,16 +270,39 @@ class TokenChoice(Masking):
         return experts * (share * _probabilities(logits).reshape(-1, experts).sum(0) / tokens).sum()
 
     def z_loss(self) -> Tensor:
-        r"""The mean square of log sum exp of the logits of the last call in training [3], which keeps them small."""
-        logits, _ = self._of_the_last_call()
+        r"""The mean square of log sum exp of the logits of the last call in training [3], which keeps them small.
+
+        Raises RuntimeError if it needs a gradient but the call was made without one, as :meth:`balance_loss`.
+        """
+        logits, *_ = self._of_the_last_call()
         closed = _is_closed(logits)
         logs = logits.masked_fill(closed, 0).logsumexp(-1, keepdim=True).masked_fill(closed, 0)
         return logs.square().sum() / closed.logical_not().sum().clamp(min=1)
 
-    def _of_the_last_call(self) -> tuple[Tensor, Tensor]:
-        if self._last is None:
+    def _of_the_last_call(self) -> "_Call":
+        """The last call; in a block that is run again, that of the second run."""
+        call = self._last if is_first_pass() or self._recomputed is None else self._recomputed
+        if call is None:
             raise RuntimeError("TokenChoice has no losses before its first call in training mode")
-        return self._last
+        if torch.is_grad_enabled() and not call[2]:
+            raise RuntimeError(
+                "the last call of TokenChoice recorded no gradient, which its losses need: it was made under no_grad, "
+                "as the first pass of an activation checkpoint with use_reentrant=True is. Pass use_reentrant=False, "
+                "or return the loss from inside the block; a loss that is only watched can be taken under no_grad"
+            )
+        return call
+
+    def _remember(self, logits: Tensor, mask: Tensor) -> None:
+        """Keeps the call for the losses; one that is run again only until the end of the backward pass."""
+        call = logits, mask.detach(), torch.is_grad_enabled()
+        if is_first_pass():
+            self._last = call
+        else:
+            self._recomputed = call
+            after_backward(self._forget)
+
+    def _forget(self) -> None:
+        self._recomputed = None
 
     def _weights(self, x: Tensor, k: float | Tensor) -> Tensor:
         check_scores(x, -1)
@@ -260,27 +311,33 @@ class TokenChoice(Masking):
         kept = keep_largest(logits, k, -1, self.by, for_softmax=is_simple) if self.softness is None else None
         mask = kept.mask if kept else self._mask_of(logits, k, -1)
         if self.training and (torch.compiler.is_compiling() or not is_wrapped(x)):  # no use outside a transform
-            self._last = logits, mask.detach()
+            self._remember(logits, mask)
         if kept and is_simple and (k.all() if isinstance(k, Tensor) else k):
             return kept.values.softmax(-1)
         if is_simple:
             return _probabilities(logits.masked_fill(mask.logical_not(), -torch.inf))
         if capacity is not None:  # full experts are excluded before the softmax, or else other shares could underflow
+            if isinstance(capacity, float) or (isinstance(capacity, Tensor) and capacity.is_floating_point()):
+                capacity = _share_of(mask, capacity, k)
             room = _room(mask.detach(), _log_probabilities(logits.detach()), capacity)
             mask, logits = mask * room, logits.masked_fill(room == 0, -torch.inf)
-        terms = mask * _probabilities(logits)
-        total = terms.sum(-1, keepdim=True)
-        # A token without experts is divided by 1, since a gradient divided by the smallest number may be infinite.
-        return terms / total.clamp(min=torch.finfo(terms.dtype).tiny).masked_fill(total == 0, 1)
+        return _over_their_sum(mask * _probabilities(logits))
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the last call, whose graph cannot be copied."""
-        return self.__dict__ | {"_last": None}
+        return self.__dict__ | {"_last": None, "_recomputed": None}
 
     def extra_repr(self) -> str:
         return f"k={self.k}{self._shown_softness()}" + (
             f", capacity={self.capacity}" if self.capacity is not None else ""
         )
+
+
+def _over_their_sum(weights: Tensor) -> Tensor:
+    """The weights of each token, which then sum to 1; zeros for a token without experts."""
+    total = weights.sum(-1, keepdim=True)
+    # Zeros are divided by 1, since a gradient divided by the smallest number may be infinite.
+    return weights / total.clamp(min=torch.finfo(weights.dtype).tiny).masked_fill(total == 0, 1)
 
 
 def _is_closed(logits: Tensor) -> Tensor:
@@ -298,6 +355,29 @@ def _log_probabilities(logits: Tensor) -> Tensor:
     """The logarithm of the softmax, which tells small probabilities apart; the smallest number in place of ``-inf``."""
     closed = _is_closed(logits)
     return logits.masked_fill(closed, 0).log_softmax(-1).clamp(min=torch.finfo(logits.dtype).min)
+
+
+def _share_of(mask: Tensor, factor: float | Tensor, k: float | Tensor) -> int | Tensor:
+    """The factor times the load of an expert if all have the same, rounded up; one for each leading index."""
+    _check_gates(mask)
+    tokens, experts = mask.shape[-2:]
+    if not (isinstance(factor, Tensor) or isinstance(k, Tensor) or torch.compiler.is_compiling()):
+        return math.ceil(_rounded_down(factor * k * tokens / experts, torch.float64))
+    dtype = torch.float64 if has_float64(mask) else torch.float32
+    k, factor = (
+        value.detach().to(mask.device, dtype)
+        if isinstance(value, Tensor)
+        else torch.full((), value, dtype=dtype, device=mask.device)
+        for value in (k, factor)
+    )
+    choices = k * tokens if k.dim() == 0 else k.expand(mask.shape[:-1]).sum(-1, keepdim=True)
+    share = factor * choices / experts
+    return _rounded_down(share, dtype).ceil().long()
+
+
+def _rounded_down(share: Any, dtype: torch.dtype) -> Any:
+    """Less by a few roundings: 1.1 * 2 * 10 / 2 is 11.000000000000002, which does not mean 12 tokens."""
+    return share * (1 - 8 * torch.finfo(dtype).eps)
 
 
 def _room(mask: Tensor, log_probabilities: Tensor, capacity: int | Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from khot._torch_internals import is_wrapped
@@ -12,6 +13,10 @@ from khot._validation import check_function, check_scores, checked_count
 from khot.relaxations import topk_mask
 
 from ._masking import Masking, keep
+from ._running_state import write
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 DEAD_AFTER = 10_000_000  # tokens, as in [2] of TopK
 
@@ -21,13 +26,24 @@ class CountsIdleUnits(Masking):
 
     n: int | None
     dead_after: int
+    group: "ProcessGroup | None"
     idle: Tensor | None
     k: float
 
-    def _set_up_counts(self, n: Any, dead_after: Any) -> None:
+    def _set_up_counts(self, n: Any, dead_after: Any, group: "ProcessGroup | None") -> None:
         """Sets up the counts; called at construction."""
         self.n, self.dead_after = None if n is None else checked_count("n", n), checked_count("dead_after", dead_after)
+        self.group = group
         self.register_buffer("idle", None if self.n is None else torch.zeros(self.n, dtype=torch.long))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.idle is not None:
+            self._overwrite("idle", 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without the group, which cannot be copied."""
+        return self.__dict__ | {"group": None}
 
     def _check_units(self, x: Tensor) -> None:
         """Checks that the last axis of x has the units that are counted."""
@@ -35,11 +51,19 @@ class CountsIdleUnits(Masking):
             raise ValueError(f"`x` must have n={self.n} units, but got shape {tuple(x.shape)}")
 
     @torch.no_grad()
-    def _count_idle(self, was_kept: Tensor, rows: int) -> None:
+    def _count_idle(self, was_kept: Tensor, rows: int | Tensor) -> None:
         """Adds ``rows`` to the idle count of every unit that no row kept; ``was_kept`` is (n,)."""
         assert self.idle is not None
         self._check_in_place(was_kept, self.idle, "counts idle units")
-        self.idle.copy_(torch.where(was_kept, 0, self.idle + rows))
+        write(self.idle, torch.where(was_kept, 0, self.idle + rows))
+
+    def _over_group(self, was_kept: Tensor, rows: int | Tensor) -> tuple[Tensor, int | Tensor]:
+        """Which units some process has kept, and the number of rows of all processes: one collective."""
+        if self.group is None:
+            return was_kept, rows
+        counts = torch.cat([was_kept.long(), torch.zeros_like(was_kept[:1], dtype=torch.long) + rows])
+        dist.all_reduce(counts, group=self.group)
+        return counts[:-1] > 0, counts[-1]
 
     def _check_in_place(self, x: Tensor, state: Tensor, what: str) -> None:
         """Raises if x is wrapped by a transform of ``torch.func`` and the state is not: it could not be updated."""

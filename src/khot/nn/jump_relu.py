@@ -56,6 +56,7 @@ class JumpReLU(Module):
         if not learn_threshold:  # a parameter has the default dtype, as in torch's modules
             dtype = torch.promote_types(dtype, torch.float32)
         value = checked_threshold(threshold, dtype).detach().clone()
+        self._start["threshold"] = value.clone() if isinstance(threshold, Tensor) else float(threshold)
         if learn_threshold:
             self.threshold = Parameter(value if value.dim() else value.reshape(1))
         else:

@@ -69,6 +69,7 @@ class KHotGate(Module):
         self.k, self.estimator = k, estimator
         self.design: Any = design  # a class if the size is learned
         self.logits = Parameter(torch.zeros(self.n))
+        self._start["logits"] = 0.0
         self.law()  # validates the arguments at construction
 
     def _checked(self, name: str, value: Any) -> int | None:

@@ -1,8 +1,10 @@
 """The losses of khot.losses as modules."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from khot._module import Module
 from khot._validation import check_choice, check_function
@@ -48,6 +50,7 @@ class FenchelYoungTopKLoss(Module):
         check_settings(kind, reduction, unbounded)
         check_exponent(p)
         self.k, self.strength, self.p = k, strength, p
+        self._start = _values_of_parameters(k=k, strength=strength)
         self.kind, self.reduction, self.unbounded = kind, reduction, unbounded
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
@@ -96,6 +99,7 @@ class TopKCrossEntropyLoss(Module):
         check_function("relaxation", relaxation, "(x, k, softness)")
         check_choice("reduction", reduction, REDUCTIONS)
         self.p_k, self.relaxation, self.softness, self.reduction = p_k, relaxation, softness, reduction
+        self._start = _values_of_parameters(p_k=p_k, softness=softness)
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         return topk_cross_entropy(x, target, self.p_k, self.relaxation, self._number("softness"), self.reduction)
@@ -103,3 +107,7 @@ class TopKCrossEntropyLoss(Module):
     def extra_repr(self) -> str:
         name = getattr(self.relaxation, "__name__", repr(self.relaxation))
         return f"p_k={self.p_k}, relaxation={name}, softness={self.softness}, reduction={self.reduction!r}"
+
+
+def _values_of_parameters(**settings: Any) -> dict[str, float | Tensor]:
+    return {name: value.detach().clone() for name, value in settings.items() if isinstance(value, Parameter)}

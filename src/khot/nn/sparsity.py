@@ -29,6 +29,12 @@ class Pattern(Module):
         self.register_buffer("pattern", None)
         self._is_freezing = False
 
+    def reset_parameters(self) -> None:
+        """Gives the parameters their first values; a pattern that is fixed will be that of the next call."""
+        super().reset_parameters()
+        if self.pattern is not None:
+            self.freeze()
+
     def freeze(self, weight: Tensor | None = None) -> None:
         """Fixes the pattern: from now on, the same weights are kept whatever their values, and only they are trained.
 
@@ -139,6 +145,8 @@ class NMSparsity(Masking, Pattern):
         self.n = n
         _check_learned(scores)
         self.register_parameter("scores", None if scores is None else Parameter(scores.detach().clone()))
+        if scores is not None:
+            self._start["scores"] = scores.detach().clone()
         self._softness = self._checked("_softness", softness)
 
     def _checked(self, name: str, value: Any, learned: bool = False) -> Any:

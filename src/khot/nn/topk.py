@@ -1,11 +1,12 @@
 """The k largest entries, as modules: a mask, entries times a mask, and the entries themselves with their indices."""
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from khot._distributed.placements import is_dtensor
+from khot._torch_internals import outside_selective_checkpoints
 from khot._validation import DIM_IS_A_KEYWORD, check_scores, check_strided, checked_int, is_int
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
@@ -13,7 +14,11 @@ from khot.relaxations.axes import as_axes, as_rows
 
 from ._keeping import keep_largest
 from ._masking import Masking, Relaxation, check_axes, keep_masked, places_of_largest
+from ._running_state import is_first_pass, number_of_rows
 from .idle_units import DEAD_AFTER, CountsIdleUnits
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class Selection(NamedTuple):
@@ -28,12 +33,16 @@ class Selection(NamedTuple):
     indices: Tensor
 
 
-class TopKMask(Masking):
+class TopKMask(CountsIdleUnits):
     """The mask of the k largest entries: hard, relaxed, or hard with the gradient of the relaxed one.
 
     ``k`` and ``softness`` may be assigned at any time. A compiled module is compiled once more at the first change, and
     not again. A call can have its own k, ``module(x, k)``: a number, or a tensor with one for each row, of an integer
     type if the mask is hard.
+
+    With ``n``, the module counts for how many training rows each unit has not been kept; :meth:`auxiliary_loss` revives
+    dead units [1]. Rows of ``-inf``, such as padding, do not count, nor does the second pass of an activation
+    checkpoint.
 
     Args:
         k: Number of entries; for a relaxed mask the sum, which need not be an integer.
@@ -43,6 +52,10 @@ class TopKMask(Masking):
         straight_through: Whether the value is hard, and the gradient that of the relaxed mask.
         learn_softness: Whether the softness is a parameter, ``exp(log_softness)``, that starts at ``softness``.
         by: "value" for the largest entries, "magnitude" for the largest absolute values.
+        n: Number of units, the length of the last axis, for :meth:`auxiliary_loss`.
+        dead_after: Number of rows (tokens, in a language model) without being kept after which a unit is dead.
+        group: Processes that share the counts, ``torch.distributed.group.WORLD`` for all: a unit that any of them keeps
+            is not idle. All must call the module equally often. Copies and pickles have no group.
 
     Attributes:
         k: Number of entries. It may be assigned at any time.
@@ -51,6 +64,9 @@ class TopKMask(Masking):
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range, or needs a softness and there is none; when it is called, if a row
             has fewer than ``k`` entries above ``-inf``.
+
+    References:
+        [1] Gao et al. (2024), "Scaling and evaluating sparse autoencoders", arXiv:2406.04093.
 
     Example:
         >>> TopKMask(2)(torch.tensor([0.3, 2.0, -1.0, 0.9]))
@@ -69,10 +85,16 @@ class TopKMask(Masking):
         straight_through: bool = False,
         learn_softness: bool = False,
         by: str = "value",
+        n: int | None = None,
+        dead_after: int = DEAD_AFTER,
+        group: "ProcessGroup | None" = None,
     ) -> None:
         super().__init__(softness, relaxation, straight_through, learn_softness, by)
         check_axes(dim)
         self.k, self.dim = k, dim
+        self._set_up_counts(n, dead_after, group)
+        if n is not None and dim != -1:
+            raise ValueError(f"`n` counts units along the last axis, which needs dim=-1, but got dim={dim}")
 
     def _checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """The checked value; also checks that k is an int when the softness becomes None."""
@@ -86,13 +108,33 @@ class TopKMask(Masking):
         return self._mask_of(x, self._number("k") if k is None else k, self.dim)
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
-        return self.mask(x, k)
+        k = self._number("k") if k is None else k
+        self._check_units(x)
+        mask = self.mask(x, k)
+        self._count(x, mask, k)
+        return mask
+
+    def _count(self, x: Tensor, mask: Tensor, k: float | Tensor) -> None:
+        """Counts this call in training."""
+        if not (self.training and self.idle is not None and is_first_pass()):
+            return
+        with outside_selective_checkpoints(), torch.no_grad():
+            x = x.detach()
+            is_hard = self.softness is None or self.straight_through
+            mask = mask.detach() if is_hard else self._mask_of(x, _whole(k), -1, hard=True)
+            was_kept = ((mask != 0) & (x != 0)).reshape(-1, x.shape[-1])
+            if is_dtensor(was_kept):
+                counts: Any = was_kept.sum(0)
+                of_units = counts.full_tensor() > 0
+            else:
+                of_units = was_kept.any(0)
+            self._count_idle(*self._over_group(of_units, number_of_rows(x)))
 
     def extra_repr(self) -> str:
-        return f"k={self.k}, dim={self.dim}{self._shown_softness()}"
+        return f"k={self.k}, dim={self.dim}{self._shown_softness()}{self._shown_units()}"
 
 
-class TopK(TopKMask, CountsIdleUnits):
+class TopK(TopKMask):
     """Keeps the k largest entries and sets the others to 0: the entries times the mask of :class:`TopKMask`.
 
     Ties go to the earlier entries, on every device. Gradients reach the entries that are kept and, with a softness, the
@@ -110,8 +152,9 @@ class TopK(TopKMask, CountsIdleUnits):
         straight_through: Whether a hard mask gets the gradient of the relaxed one.
         learn_softness: Whether the softness is a parameter, ``exp(log_softness)``, that starts at ``softness``.
         by: "value" for the largest entries, "magnitude" for the entries of largest absolute value, with their signs.
-        n: Number of units, the length of the last axis, for :meth:`auxiliary_loss`.
-        dead_after: Number of rows (tokens, in a language model) without being kept after which a unit is dead.
+        n: Number of units, for :meth:`auxiliary_loss`.
+        dead_after: Number of rows without being kept after which a unit is dead.
+        group: Processes that share the counts.
 
     Attributes:
         k: Number of entries. It may be assigned at any time.
@@ -141,6 +184,7 @@ class TopK(TopKMask, CountsIdleUnits):
         by: str = "value",
         n: int | None = None,
         dead_after: int = DEAD_AFTER,
+        group: "ProcessGroup | None" = None,
     ) -> None:
         super().__init__(
             k,
@@ -150,10 +194,10 @@ class TopK(TopKMask, CountsIdleUnits):
             straight_through=straight_through,
             learn_softness=learn_softness,
             by=by,
+            n=n,
+            dead_after=dead_after,
+            group=group,
         )
-        self._set_up_counts(n, dead_after)
-        if n is not None and dim != -1:
-            raise ValueError(f"`n` counts units along the last axis, which needs dim=-1, but got dim={dim}")
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         k = self._number("k") if k is None else k
@@ -161,16 +205,8 @@ class TopK(TopKMask, CountsIdleUnits):
         self._check_units(x)
         kept = keep_largest(x, k, self.dim, self.by) if self.softness is None else None
         y, mask = kept[:2] if kept else keep_masked(x, lambda entries: self.mask(entries, k))
-        if self.training and self.idle is not None:
-            is_hard = self.softness is None or self.straight_through
-            self._count(x.detach(), mask.detach() if is_hard else self._mask_of(x.detach(), _whole(k), -1, hard=True))
+        self._count(x, mask, k)
         return y
-
-    def _count(self, x: Tensor, mask: Tensor) -> None:
-        was_kept = ((mask != 0) & (x != 0)).reshape(-1, x.shape[-1])
-        counts: Any = was_kept.sum(0) if is_dtensor(was_kept) else None
-        of_units = was_kept.any(0) if counts is None else counts.full_tensor() > 0
-        self._count_idle(of_units, was_kept.shape[0])
 
     def select(self, x: Tensor, k: int | None = None) -> Selection:
         """The k largest entries as values and indices, without the zeros.
@@ -200,9 +236,6 @@ class TopK(TopKMask, CountsIdleUnits):
         if isinstance(self.dim, tuple):
             return Selection(values, indices)
         return Selection(as_axes(values, x, self.dim), as_axes(indices, x, self.dim))
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + self._shown_units()
 
 
 def _whole(k: float | Tensor) -> int | Tensor:
