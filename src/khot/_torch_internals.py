@@ -373,7 +373,7 @@ def is_recomputed() -> bool:
 
 def after_backward(function: Callable[[], None]) -> None:
     """Calls the function at the end of the backward pass that is running."""
-    torch.autograd.Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]
+    torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 def outside_selective_checkpoints() -> AbstractContextManager[Any]:

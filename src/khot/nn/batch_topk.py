@@ -113,7 +113,7 @@ class BatchTopK(CountsIdleUnits):
     """
 
     threshold: Any  # a tensor, or None without running statistics
-    num_batches_tracked: Tensor | None  # of batches that moved the threshold
+    num_batches_tracked: Any  # how many batches moved the threshold
     cap: int | None = None
 
     def __init__(
@@ -172,7 +172,7 @@ class BatchTopK(CountsIdleUnits):
             raise ValueError(f"`threshold` must be one number, but got a tensor of shape {tuple(value.shape)}")
         self._overwrite("threshold", value.reshape(()))
         with torch.no_grad():
-            self.num_batches_tracked.clamp_(min=1)  # type: ignore[union-attr]
+            self.num_batches_tracked.clamp_(min=1)
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         check_scores(x, -1)
