@@ -12,8 +12,8 @@ from khot._contents import checks_contents, looks_at_contents
 from khot._distributed.boundary import shards_of
 from khot._distributed.placements import as_dtensor, is_dtensor, local_part, placed, replicated, shard_axis, whole
 from khot._distributed.shards import Shards, shards_of_rows, spread_over
-from khot._torch_internals import is_exporting, outside_selective_checkpoints
 from khot._host import has_float64
+from khot._torch_internals import is_exporting, outside_selective_checkpoints
 from khot._validation import (
     check_flag,
     check_scores,

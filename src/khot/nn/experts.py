@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from khot._contents import looks_at_contents
-from khot._torch_internals import after_backward, is_wrapped
 from khot._host import has_float64
+from khot._torch_internals import after_backward, is_wrapped
 from khot._validation import (
     check_scores,
     check_strided,
