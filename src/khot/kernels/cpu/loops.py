@@ -25,22 +25,33 @@ from typing import Any
 import numpy as np
 import torch
 from numba import njit, types
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_lock import global_compiler_lock
 
 from .cache import kept_on_disk
-from .compilers import ApartCompiler, PartCompiler
 
 FUSED = {"contract"}  # products and sums are rounded once
 ANY_ORDER = {"contract", "reassoc", "nsz"}
 KERNEL: Any = {"fastmath": FUSED, "error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 PART: Any = {"error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
-WITH_CALLER: Any = {"pipeline_class": PartCompiler}
-APART: Any = {"pipeline_class": ApartCompiler}
 ITEMS_A_ROW = 2**6  # items that take as long as the fixed work of a row
 ITEMS_A_THREAD = 2**14  # fewer items are done before another thread has woken up
 SHARES_A_THREAD = 4  # more than one, so that a late or slow thread can leave some to the others
 
 _names = threading.local()
+
+
+class _Apart(CompilerBase):
+    """numba's compiler, with the promise that what the function writes overlaps no other array.
+
+    Without it, a loop that writes and sums has two versions of machine code, which add in different orders, and uses
+    the slow one if arrays are close together. Then the last digits of a result depend on where in memory its tensors
+    happen to be.
+    """
+
+    def define_pipelines(self) -> list[Any]:
+        self.state.flags.noalias = True
+        return [DefaultPassBuilder.define_nopython_pipeline(self.state)]
 
 
 @contextmanager
@@ -80,12 +91,12 @@ def _part(function: Callable[..., Any], **options: Any) -> Any:
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Compiles code for one item."""
-    return _part(function, fastmath=FUSED, forceinline=True, **WITH_CALLER)
+    return _part(function, fastmath=FUSED, forceinline=True)
 
 
 def per_row(function: Callable[..., Any]) -> Any:
     """Compiles code for one row, with the arithmetic in the order of the source."""
-    return _part(function, fastmath=FUSED, **WITH_CALLER)
+    return _part(function, fastmath=FUSED)
 
 
 def summed(function: Callable[..., Any]) -> Any:
@@ -93,12 +104,12 @@ def summed(function: Callable[..., Any]) -> Any:
 
     Arrays that it writes may not overlap other arguments.
     """
-    return _part(function, fastmath=ANY_ORDER, **APART)
+    return _part(function, fastmath=ANY_ORDER, pipeline_class=_Apart)
 
 
 def inlined_sum(function: Callable[..., Any]) -> Any:
     """Compiles sums over a few items into the caller, which costs less than a call."""
-    return _part(function, fastmath=ANY_ORDER, forceinline=True, **APART)
+    return _part(function, fastmath=ANY_ORDER, forceinline=True, pipeline_class=_Apart)
 
 
 def kernel(function: Callable[..., int]) -> Callable[..., int]:
