@@ -78,8 +78,9 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
         raise NotImplementedError(
             f"horvitz_thompson needs draws of one size, but `design` has a range of sizes, {design.support}"
         )
-    is_whole = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
-    check_draw("value", value.double() if is_whole else value, design)
+    given: Any = value
+    is_whole = isinstance(given, Tensor) and not (given.is_floating_point() or given.is_complex())
+    check_draw("value", given.double() if is_whole else given, design)
     _check_observed(y, value)
     dtype = y.dtype if is_whole else torch.promote_types(value.dtype, y.dtype)
     return _estimates(design.in_float32.in_float64(), value.double(), y, dtype)
