@@ -14,7 +14,6 @@ from khot.kernels.links.clipped_power import ClippedPower, clipped_power
 from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC, Logistic
 from khot.kernels.links.normal import NORMAL
-from khot.relaxations.linked import link_of
 from tests.inputs import normal
 from tests.maps import Cauchy
 
@@ -27,7 +26,6 @@ BUILT_IN = {
     (3, 3.0): clipped_power(4 / 3),
     (3, 1 / (1.7 - 1)): clipped_power(1.7),
     (4, 1.0): CAPPED_EXPONENTIAL,
-    (5, 1.0): link_of(transport_topk),
 }
 
 

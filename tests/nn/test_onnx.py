@@ -12,7 +12,7 @@ from khot import capped_simplex_map, log_sigmoid_topk, sparse_topk, sparse_topk_
 from khot.kernels.threshold.kinds import LOG_MASK, MASK
 from khot.kernels.threshold.portable import LONGEST_REACH, portable_mask
 from khot.nn import BatchTopK, ExpertChoice, KHotGate, NMSparsity, TopK, TopKMask
-from khot.relaxations.linked import link_of
+from khot.relaxations.linked import link_of, scale_of
 from tests.inputs import normal
 from tests.maps import RELAXATIONS, Cauchy
 
@@ -80,10 +80,10 @@ def test_portable_masks_are_the_masks(case):
     x = 3 * normal(4, 8)
     x[2, 3] = -torch.inf
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
-        y = portable_mask(x.to(dtype), k, scale, link, MASK)
+        y = portable_mask(x.to(dtype), k, scale_of(case.map, scale), link, MASK)
         torch.testing.assert_close(y, case.map(x.to(dtype), k, scale), rtol=tolerance, atol=tolerance)
     if case.log:
-        y = portable_mask(x[1], 2.5, 1.0, link, LOG_MASK)
+        y = portable_mask(x[1], 2.5, scale_of(case.map, 1.0), link, LOG_MASK)
         torch.testing.assert_close(y, case.log(x[1], 2.5, 1.0), rtol=1e-9, atol=1e-9)
 
 

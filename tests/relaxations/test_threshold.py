@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import khot
 from khot import capped_simplex_map, lapsum_topk, normal_topk, sigmoid_topk, sparse_topk, topk_mask, topk_threshold
-from khot.relaxations.linked import link_of
+from khot.relaxations.linked import link_of, scale_of
 from tests.inputs import normal
 from tests.maps import RELAXATIONS
 
@@ -34,7 +34,7 @@ def test_makes_the_mask(case, dtype, far):
     k, softness = torch.tensor([2.5, 1.0, 4.0, 8.0]), 1.0
     t = topk_threshold(x, k, softness, relaxation=case.map)
     assert t.dtype == torch.float64 and t.shape == (4,)
-    y = link_of(case.map).value((x.double() - t.unsqueeze(-1)) / softness)
+    y = link_of(case.map).value((x.double() - t.unsqueeze(-1)) / scale_of(case.map, softness))
     mask = case.map(x, k, softness)
     rounding = torch.finfo(mask.dtype).eps + 1e-9
     torch.testing.assert_close(y, mask.double(), rtol=10 * rounding, atol=10 * rounding)
@@ -69,7 +69,7 @@ def test_certain_sums(case):
     x = normal(2, 5)
     for k in (0, 5):
         t = topk_threshold(x, k, relaxation=case.map)
-        y = link_of(case.map).value(x - t.unsqueeze(-1))
+        y = link_of(case.map).value((x - t.unsqueeze(-1)) / scale_of(case.map, 1.0))
         assert t.isfinite().all()
         torch.testing.assert_close(y, case.map(x, k, 1.0))
 

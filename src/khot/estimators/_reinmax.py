@@ -19,7 +19,7 @@ from khot.laws.conditional_poisson import inclusion_probabilities, times_covaria
 from khot.laws.inverse import solve_logits, times_covariance_at
 from khot.laws.size_range import sizes_around
 from khot.relaxations import sigmoid_topk
-from khot.relaxations.linked import link_of
+from khot.relaxations.linked import link_of, scale_of
 
 from .wrapper import DesignWrapper, Scorer, substitute_gradient, wide
 
@@ -191,12 +191,13 @@ def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tan
     if relaxation is None:
         relaxation, probs, logits, softness = design.relaxation, design.probs, design.logits, design.temperature
         finite = logits.masked_fill(logits.isinf(), 0) if isinstance(softness, Tensor) else logits
-        scores = finite / column(softness)
+        scores = finite / column(scale_of(relaxation, softness))
     else:  # scores for which the relaxation gives these probabilities
         probs, softness = design.mean, 1.0
         constant, inside = probs.detach(), (probs > 0) & (probs < 1)  # units of probability 0 and 1 get no gradient
-        logits = link.inverse(constant)
-        scores = link.inverse(torch.where(inside, probs, 0.5)).where(inside, logits)
+        certain = link.inverse(constant)
+        scores = link.inverse(torch.where(inside, probs, 0.5)).where(inside, certain)
+        logits = scale_of(relaxation, softness) * certain
         probs = probs.where(inside, constant)
 
     def softened(temperature: "float | Tensor") -> Tensor:

@@ -4,19 +4,32 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from khot.kernels.links.base import Link
 
 _Map = TypeVar("_Map", bound=Callable[..., Any])
 
 
-def with_link(link: Link | Callable[..., Link]) -> Callable[[_Map], _Map]:
-    """Records that a relaxed mask is the capped simplex map of this link, or of the link that its settings give."""
+def with_link(link: Link | Callable[..., Link], factor: float = 1.0) -> Callable[[_Map], _Map]:
+    """Records that a relaxed mask is the capped simplex map of this link, or of the link that its settings give.
+
+    The scale of that map is ``factor`` times the softness of the mask.
+    """
 
     def note(relaxation: _Map) -> _Map:
         relaxation.__dict__["link"] = link
+        relaxation.__dict__["scale_factor"] = factor
         return relaxation
 
     return note
+
+
+def scale_of(relaxation: Callable[..., Any], softness: float | Tensor) -> float | Tensor:
+    """The scale s of a relaxed mask F((x - t) / s) at this softness."""
+    function = relaxation.func if isinstance(relaxation, partial) else relaxation
+    factor: float = getattr(function, "scale_factor", 1.0)
+    return softness if factor == 1.0 else factor * softness
 
 
 def logarithm_of(relaxation: Callable[..., Any]) -> Callable[[_Map], _Map]:

@@ -10,7 +10,7 @@ from khot.kernels.call import call_of
 from khot.kernels.threshold.kinds import MASK
 
 from .engine import ThresholdMap
-from .linked import link_of
+from .linked import link_of, scale_of
 
 
 def mask_log_odds(
@@ -24,7 +24,7 @@ def mask_log_odds(
     link = link_of(relaxation)
     if link is None or link.compact:
         return None
-    x = x.double()
+    x, softness = x.double(), scale_of(relaxation, softness)
     z = link.log_odds(ThresholdMap(link, "softness", MASK).distances(call_of(x, k, softness), x, k, softness))
     finite = x.isfinite()
     size = k.unsqueeze(-1) if isinstance(k, Tensor) else k

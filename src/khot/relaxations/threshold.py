@@ -14,7 +14,7 @@ from .axes import as_rows
 from .boundary import with_call
 from .engine import ThresholdMap
 from .hard import topk_mask
-from .linked import has_link, link_of
+from .linked import has_link, link_of, scale_of
 from .sigmoid import sigmoid_topk
 
 
@@ -75,7 +75,8 @@ def topk_threshold(
             "`relaxation` must be topk_mask, or a mask F((x - t) / softness) with one threshold t and the link F as "
             f"its attribute `link`, but got {relaxation!r}"
         )
-    return ThresholdMap(link, "softness", MASK).threshold(_call, rows, k, softness)
+    check_softness("softness", softness, x, rows.shape[:-1], reads_layouts=_call.reads_layouts)
+    return ThresholdMap(link, "softness", MASK).threshold(_call, rows, k, scale_of(relaxation, softness))
 
 
 def _middle_of_the_gap(x: Tensor, k: Any) -> Tensor:

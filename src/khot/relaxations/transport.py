@@ -1,14 +1,12 @@
 """Unsorted SOFT top-k: entropic optimal transport to two anchors, equal to sigmoid top-k at half of epsilon."""
 
-import torch
 from torch import Tensor
 
 from khot._contents import can_look, checks_contents
 from khot._torch_internals import is_recorded
 from khot._validation import check_scores, check_softness, check_softness_contents
 from khot.kernels.call import Call
-from khot.kernels.links.base import LOG_2, Link
-from khot.kernels.links.logistic import LOGISTIC, Logistic
+from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.threshold.kinds import MASK
 
 from .axes import as_rows
@@ -20,50 +18,7 @@ from .sigmoid import log_sigmoid_topk
 MAP = ThresholdMap(LOGISTIC, "epsilon / 2", MASK)
 
 
-class _TwoAnchors(Link):
-    """F(z) = 1 / (1 + exp(-2 z)), the link at scale epsilon, for code that needs its slope; the map uses the logistic.
-
-    The difference of the two costs leaves exp(-2 x / epsilon).
-    """
-
-    link_id = 5
-    reach = Logistic.reach / 2
-
-    def value(self, z: Tensor) -> Tensor:
-        return LOGISTIC.value(2 * z)
-
-    def complement(self, z: Tensor) -> Tensor:
-        return LOGISTIC.complement(2 * z)
-
-    def slope(self, z: Tensor) -> Tensor:
-        return 2 * LOGISTIC.slope(2 * z)
-
-    def inverse(self, p: Tensor) -> Tensor:
-        return LOGISTIC.inverse(p) / 2
-
-    def log_odds(self, z: Tensor) -> Tensor:
-        return 2 * z
-
-    def log_value(self, z: Tensor) -> Tensor:
-        return LOGISTIC.log_value(2 * z)
-
-    def log_complement(self, z: Tensor) -> Tensor:
-        return LOGISTIC.log_value(-2 * z)
-
-    def log_slope(self, z: Tensor) -> Tensor:
-        return LOGISTIC.log_slope(2 * z) + LOG_2
-
-    def log_decay(self, z: Tensor, beyond: Tensor) -> Tensor:
-        return LOGISTIC.log_decay(2 * z, 2 * beyond)
-
-    def log_hazard(self, z: Tensor) -> Tensor:
-        return torch.full_like(z, LOG_2)
-
-    def slope_at(self, p: Tensor) -> Tensor:
-        return 2 * LOGISTIC.slope_at(p)
-
-
-@with_link(_TwoAnchors())
+@with_link(LOGISTIC, factor=0.5)
 @with_call(in_parts=True)
 def transport_topk(
     _call: Call, x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, *, dim: int | tuple[int, ...] = -1
