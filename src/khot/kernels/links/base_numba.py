@@ -24,24 +24,6 @@ Compiled = Any  # a function that numba has compiled
 NEARLY_BALANCED = 1 / 32
 
 
-class FarTail(NamedTuple):
-    """The tails of a link far from its threshold, relative to each other, in float64; a and ``beyond`` are nonnegative.
-
-    Attributes:
-        log_decay: ``(a, beyond)``: log F'(a + beyond) - log F'(a).
-        mills: ``(a)``: the tail F(-a) over F'(a).
-        gap: The smallest width, in scales, of a gap around t in which these are exact, or tails are about to underflow.
-        reach: The distance in scales beyond the nearest item on its side at which another item is negligible.
-        is_exponential: Whether this ratio is the same everywhere.
-    """
-
-    log_decay: Compiled
-    mills: Compiled
-    gap: float
-    reach: float
-    is_exponential: bool = False
-
-
 class NumbaLink(NamedTuple):
     """What loops know about a link: functions of z in the loop's dtype, except the quantile and the step, in float64.
 
@@ -55,7 +37,6 @@ class NumbaLink(NamedTuple):
         log_value: ``(z, q)``: log F(z), even if F underflows; None if the link has no logarithms here.
         log_derivative: ``(z, q)``: F'(z) / F(z), likewise.
         distances: The dtype of z for the terms and the value, if it is not that of the loop.
-        far: Its far tails, for a compact link the lower one; None if it has none.
         of: The class of the link, for its ``compact``, ``reaches_zero`` and ``reach``.
     """
 
@@ -67,7 +48,6 @@ class NumbaLink(NamedTuple):
     log_value: Compiled = None
     log_derivative: Compiled = None
     distances: Real = None
-    far: Any = None
     of: Any = None
 
 
@@ -88,7 +68,7 @@ def numba_link(of: type[Link], variant: str, real: Real) -> NumbaLink:
 
 
 def smooth_link(
-    tails: Compiled, quantile: Compiled, far: FarTail, real: Real, log_value: Compiled, log_derivative: Compiled
+    tails: Compiled, quantile: Compiled, real: Real, log_value: Compiled, log_derivative: Compiled
 ) -> NumbaLink:
     """The record of a link with F(-z) = 1 - F(z), from ``tails(a) -> (F(-a), F'(a))`` for a >= 0."""
     zero, one = real(0), real(1)
@@ -108,21 +88,7 @@ def smooth_link(
         _, found = tails(abs(z))
         return found
 
-    return NumbaLink(terms, value, slope, quantile, balance_step, log_value, log_derivative, far=far)
-
-
-@inlined
-def _exponential_decay(a, beyond):
-    return -beyond
-
-
-@inlined
-def _no_decay(a):
-    return 1.0
-
-
-# exp(-40) is less than the rounding of 1.
-EXPONENTIAL_TAIL = FarTail(_exponential_decay, _no_decay, gap=80.0, reach=50.0, is_exponential=True)
+    return NumbaLink(terms, value, slope, quantile, balance_step, log_value, log_derivative)
 
 
 @per_row

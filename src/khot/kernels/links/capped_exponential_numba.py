@@ -6,7 +6,7 @@ import math
 
 from ..cpu.loops import inlined, per_row
 from ..cpu.maths import FLUSHED_EXP, Real
-from .base_numba import EXPONENTIAL_TAIL, NumbaLink
+from .base_numba import NumbaLink
 
 
 @per_row
@@ -35,4 +35,4 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
     def slope(z, q):
         return exp(min(z, zero)) if z < zero else zero
 
-    return NumbaLink(terms, value, slope, _quantile, _newton_step, far=EXPONENTIAL_TAIL)
+    return NumbaLink(terms, value, slope, _quantile, _newton_step)

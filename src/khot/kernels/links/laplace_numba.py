@@ -7,7 +7,7 @@ import math
 from ..cpu.loops import inlined, per_row
 from ..cpu.maths import FLUSHED_EXP, LOG1P, Real
 from .base import LOG_2
-from .base_numba import EXPONENTIAL_TAIL, NumbaLink, smooth_link
+from .base_numba import NumbaLink, smooth_link
 
 
 @per_row
@@ -33,4 +33,4 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         decay = exp(-abs(z))
         return decay / (two - decay) if z > zero else one
 
-    return smooth_link(tails, _quantile, EXPONENTIAL_TAIL, real, log_value, log_derivative)
+    return smooth_link(tails, _quantile, real, log_value, log_derivative)

@@ -6,7 +6,7 @@ import math
 
 from ..cpu.loops import inlined, per_row
 from ..cpu.maths import FLUSHED_EXP, LOG1P, Real
-from .base_numba import EXPONENTIAL_TAIL, NumbaLink, smooth_link
+from .base_numba import NumbaLink, smooth_link
 
 FAR = 40  # beyond this 1 + exp(-a) is 1; up to here exp(a) does not overflow
 
@@ -35,4 +35,4 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         decay = exp(-abs(z))
         return (decay if z > zero else one) / (one + decay)
 
-    return smooth_link(tails, _quantile, EXPONENTIAL_TAIL, real, log_value, log_derivative)
+    return smooth_link(tails, _quantile, real, log_value, log_derivative)

@@ -2,8 +2,7 @@
 
 With more than k items above u, the threshold t is not far below u, or the sum of F would exceed k. With fewer than k, t
 is not far above u, or the sum would be less than k. The search of :mod:`.numba_root` begins between two such numbers,
-which enclose fewer and fewer items. If exactly k items are above u, t lies in the gap around u: see
-:mod:`.numba_gaps`.
+which enclose fewer and fewer items. If exactly k items are above u, t lies in the gap around u.
 """
 
 # mypy: disable-error-code="no-untyped-def"

@@ -22,11 +22,11 @@ from ..exact.rows import SAMPLE_SIZE
 from ..links.base_numba import Compiled, NumbaLink, normal_quantile, normal_spacing
 from ..selection.numba_counting import count_above
 from .numba_counting import SMALL, encloser, focus
-from .numba_gaps import gap_closer
 from .numba_scale import Scale
 
-# How a search ends: UNSURE if a mask may consist of zeros and ones; INFINITE, before it begins, if an item is.
-LOST, FOUND, UNSURE, INFINITE = range(4)
+# How a search ends: UNSURE if a mask may consist of zeros and ones; UNSEEN in a gap so wide that all tails underflow,
+# so that t may be anywhere in it but for derivatives in k; INFINITE, before it begins, if an item is.
+LOST, FOUND, UNSURE, UNSEEN, INFINITE = range(5)
 
 STEPS, NEWTON_STEPS = 30, 8  # 2 to 5 are usual; from the latter on every second step cuts the bracket
 NARROWEST, WIDEST = (
@@ -37,6 +37,7 @@ NO_QUANTILES = math.nan, math.nan, math.nan, math.nan
 SHORT = 2.0**-30  # of a step between neighbouring doubles, relative to distances from the threshold
 LAST_UNITS = 8.0  # units in the last place by which a sum may be off after NEWTON_STEPS
 JUST_ABOVE = 2.0**-10  # scales by which t lies above an item that is about to reach its cap
+EXPONENTIAL_GAP = 80.0  # scales of a gap around t beyond which a capped exponential vanishes
 SLACK = 2.0**-10  # scales by which an approximate quantile may be off
 LEAST = 1 / 16  # of the mean of magnitudes: the smallest start of a search for their threshold
 
@@ -83,8 +84,9 @@ def _judge(link: NumbaLink, grows: bool, real: Real) -> Compiled:
 
     @inlined
     def of_smooth(i, signed, total, slope, excess, move, t, sigma, q):
-        sure = excess != 0 or total >= smallest
-        return FOUND if sure and abs(move) <= tolerance * sigma else LOST
+        if excess == 0 and total < smallest:
+            return UNSEEN
+        return FOUND if abs(move) <= tolerance * sigma else LOST
 
     @inlined
     def of_compact(i, signed, total, slope, excess, move, t, sigma, q):
@@ -124,7 +126,8 @@ def _searcher(scale: Scale, link: NumbaLink, real: Real) -> Compiled:
             move = newton_step(signed, total, slope, excess, k, q, t, sigma)
             how = judge(i, signed, total, slope, excess, move, t, sigma, q)
             if how != LOST:
-                move = 0.0 if (compact and excess >= 0) or not math.isfinite(move) else move
+                stays = (compact and excess >= 0) or how == UNSEEN or not math.isfinite(move)
+                move = 0.0 if stays else move
                 anchor, offset = split(base, t + move, (t - (t + move)) + move, s, q)
                 return anchor, offset, how
             if residual > 0:
@@ -196,17 +199,39 @@ def _search_from_guess_of(scale: Scale, search: Compiled, compact: bool, real: R
     return search_from_guess
 
 
+def _gap_closer(scale: Scale, reaches_zero: bool) -> Compiled:
+    """``(left, right, s, q)``: whether t is known in a gap with k items above it; anchor and offset.
+
+    For a clipped power, t lies anywhere between the kinks, where all items are zero or capped; for a capped
+    exponential, whose tail vanishes, at the item on the right, which is just capped.
+    """
+    scale_at, grows = scale.at, scale.grows
+
+    @per_row
+    def of_power(left, right, s, q):
+        room = (right - left) / scale_at(left, s, q) - 1
+        if grows:  # at the largest zero, which rounding cannot bring back
+            return left > 0 and room >= 0, left, 0.0
+        return room >= 0, left, min(0.5 * room, 1.0)
+
+    @inlined
+    def of_exponential(left, right, s, q):
+        return right - left > EXPONENTIAL_GAP * s, right, 0.0
+
+    return of_power if reaches_zero else of_exponential
+
+
 def _search_by_counting_of(scale: Scale, search: Compiled, link: NumbaLink, real: Real) -> Compiled:
     """``(x, k, s, q, u, step)``: a search inside a bracket, see :func:`.numba_counting.encloser`."""
-    enclose, close_gap = encloser(scale, real), gap_closer(scale, link, real)
+    enclose, close_gap, compact = encloser(scale, real), _gap_closer(scale, link.of.reaches_zero), link.of.compact
     threshold, grows, quantile_of = scale.threshold, scale.grows, link.quantile
-    is_exponential = link.of.compact and not link.of.reaches_zero
+    is_exponential = compact and not link.of.reaches_zero
 
     @per_row
     def search_by_counting(x, k, s, q, u, step):
         low, high, above_low, above_high, is_gap = enclose(x, k, u, step, s, q)
-        if is_gap:
-            found, anchor, offset = close_gap(x, k, s, q, low, high)
+        if compact and is_gap:
+            found, anchor, offset = close_gap(low, high, s, q)
             if found:
                 return anchor, offset, FOUND
         middle = 0.5 * low + 0.5 * high
@@ -279,7 +304,7 @@ def solver(scale: Scale, link: NumbaLink, real: Real) -> Compiled:
             mean, variance, above, count = focus(x, k, s, mean, variance)
             known = quantiles((k - above) / count, q, known)
         anchor, offset, how = search_from_guess(x, mean, variance, start, k, s, law, bound, known)
-        if how != FOUND:
+        if how in (LOST, UNSURE):
             deviation = math.sqrt(variance)
             u, step = mean, deviation * known[3] / count
             if how == UNSURE:  # the gap, if there is one, is half a scale above t
@@ -288,7 +313,7 @@ def solver(scale: Scale, link: NumbaLink, real: Real) -> Compiled:
                 u -= deviation * known[2]
             a, c, again = search_by_counting(x, k, s, q, u, step)
             if again != LOST:
-                anchor, offset, how = a, c, FOUND
+                anchor, offset, how = a, c, UNSEEN if again == UNSEEN else FOUND
         return anchor, offset, FOUND if how == UNSURE else how, known
 
     return solve

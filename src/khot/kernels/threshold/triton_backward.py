@@ -260,5 +260,6 @@ def mask_derivative(
     q: float,
     kind: str,
     with_scale: bool,
+    with_k: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return launch_backward(x, scale, anchor, offset, grad, Link.find(link, q), kind, with_scale)

@@ -299,7 +299,15 @@ def threshold(
 
 
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
+    x: Tensor,
+    k: Tensor,
+    scale: Tensor,
+    link: int,
+    q: float,
+    kind: str,
+    softness: str,
+    check: bool,
+    with_k: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     y, anchor, offset = _checked(x, k, scale, link, q, kind, softness, check)
     assert y is not None
