@@ -40,25 +40,21 @@ def drawn(n: int, k: int) -> tuple[Tensor, Tensor]:
     return x, torch.zeros(n, dtype=torch.float64).index_fill(0, x.argsort()[:: max(1, n // k)][-k:], 1.0)
 
 
-def gradient(law: Callable[..., Callable[[Tensor], Tensor]], x: Tensor, k: int, value: Tensor, order: int) -> Tensor:
-    """Of the logarithm of a probability in the scores; the second one along a direction, the same in the last ones."""
+def gradient(law: Callable[..., Callable[[Tensor], Tensor]], x: Tensor, k: int, value: Tensor) -> Tensor:
+    """Of the logarithm of a probability in the scores."""
     x = x.clone().requires_grad_()
-    (grad,) = torch.autograd.grad(law(x, k)(value), x, create_graph=order == 2)
-    if order == 2:
-        (grad,) = torch.autograd.grad(grad @ normal(50, seed=3)[-len(x) :], x)
-    return grad
+    return torch.autograd.grad(law(x, k)(value), x)[0]
 
 
-@pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("name", list(LAWS))
 @pytest.mark.parametrize("n, k", [(4, 2), (9, 3), (20, 7), (40, 12)])  # each for another way to solve
 @pytest.mark.parametrize("distance", [38.0, 60.0, 100.0, 300.0])
-def test_others_do_not_notice(distance: float, n: int, k: int, name: str, order: int) -> None:
+def test_others_do_not_notice(distance: float, n: int, k: int, name: str) -> None:
     x, value = drawn(n, k)
     far = x.new_tensor([x.min() - distance, x.max() + distance, x.min() - 1.1 * distance])
-    expected = gradient(LAWS[name], x, k, value, order)
+    expected = gradient(LAWS[name], x, k, value)
     value = torch.cat((x.new_tensor([0.0, 1.0, 0.0]), value))
-    found = gradient(LAWS[name], torch.cat((far, x)), k + 1, value, order)
+    found = gradient(LAWS[name], torch.cat((far, x)), k + 1, value)
     # Logits are found to some 1e-14 of the largest, by rules for integrals in families other than the first.
     grain = (1e-9 if name != "conditional_poisson" else 1e-13 * distance) * expected.abs().max()
     assert (found[3:] - expected).abs().max() <= grain

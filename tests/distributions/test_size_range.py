@@ -278,8 +278,8 @@ def test_reinmax_is_exact_for_quadratic_functions_of_one_unit():
 
 
 @pytest.mark.parametrize("sizes", [2, (1, 3), (0, 5)], ids=str)
-def test_reinmax_has_higher_derivatives(sizes):
-    """Those of the gradient at given draws, against differences, also for rows at the ends of the range."""
+def test_reinmax_has_a_second_derivative(sizes):
+    """That of the gradient at given draws, against differences, also for rows at the ends of the range."""
     value = torch.tensor([[1.0, 0, 1, 0, 0], [0, 1, 0, 1, 0]], dtype=torch.float64)
     start, direction, weight = normal(3, 5)
 
@@ -292,9 +292,8 @@ def test_reinmax_has_higher_derivatives(sizes):
         return found.detach()
 
     step = 1e-4
-    for order in (2, 3, 4):
-        differences = (derivative(step, order - 1) - derivative(-step, order - 1)) / (2 * step)
-        torch.testing.assert_close(derivative(0.0, order), differences, rtol=1e-5, atol=1e-7)
+    differences = (derivative(step, 1) - derivative(-step, 1)) / (2 * step)
+    torch.testing.assert_close(derivative(0.0, 2), differences, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("n", "sizes"), [(10, (0, 10)), (32, (3, 8)), (60, (5, 9)), (60, (5, 20))], ids=str)
@@ -326,7 +325,7 @@ def test_logits_at_every_scale(n, sizes, scale):
 
 
 def test_logits_of_given_means():
-    """Points inside the hull, near its ends, and, in some rows, at them; differentiable more than once."""
+    """Points inside the hull, near its ends, and, in some rows, at them."""
     design = ConditionalPoisson(logits=LOGITS * torch.tensor([[1.0], [1.0], [9.0]]) + 9, k=(1, 3))
     torch.manual_seed(0)
     middle = (design.sample() + design.mean) / 2
@@ -336,7 +335,6 @@ def test_logits_of_given_means():
     probs = torch.tensor([[0.3, 0.4, 0.6], [0.5, 0.2, 0.3]], dtype=torch.float64, requires_grad=True)
     range_of = sizes_around(probs, torch.tensor([0, 0]), torch.tensor([2, 2]))
     assert torch.autograd.gradcheck(lambda p: solve_logits(p, range_of), probs)
-    assert torch.autograd.gradgradcheck(lambda p: solve_logits(p, range_of), probs)
     single = sizes_around(probs[1:], torch.tensor([1]), torch.tensor([2]))
     assert [end.item() for end in single] == [1, 1]
     solved = solve_logits(probs[1:], single)
@@ -355,7 +353,6 @@ def test_derivatives_of_logits_in_both_modes():
     sizes = sizes_around(probs, torch.tensor([1, 1]), torch.tensor([2, 2]))
     assert (sizes.low == sizes.high).tolist() == [True, False]
     assert torch.autograd.gradcheck(lambda p: solve_logits(p, sizes), probs, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(lambda p: solve_logits(p, sizes), probs, check_fwd_over_rev=True)
 
 
 PRIOR = normal(2, 5)

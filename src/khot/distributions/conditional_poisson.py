@@ -36,8 +36,9 @@ class ConditionalPoisson(SamplingDesign):
     logits are then found by solving an equation.
 
     Everything is exact and computed in float64 at O(n log² n) cost: sampling, ``log_prob``, ``mean``
-    :math:`= \pi = \nabla_\theta \log Z` and ``entropy``. All of it is differentiable to any order. ``log_prob`` is
-    linear in the value, so a straight-through sample has the exact gradient of the entropy.
+    :math:`= \pi = \nabla_\theta \log Z` and ``entropy``. All of it is differentiable to any order in ``logits``, and
+    once in ``probs``. ``log_prob`` is linear in the value, so a straight-through sample has the exact gradient of the
+    entropy.
 
     On a CPU, a batch of more than 131072 logits takes at most 16 times their memory in float32, because the product
     trees are built for a few rows at a time, and again for derivatives. A smaller batch is processed as a whole, with

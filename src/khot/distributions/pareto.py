@@ -27,7 +27,7 @@ class ParetoSampling(OrderSampling):
 
     * ``"analytic"``: log-odds :math:`\operatorname{logit} p_i - p_i (1 - p_i)(p_i - \tfrac12) / d^2` with
       :math:`d = \max(\sum_j p_j (1 - p_j), \tfrac14)`; this makes the error 2 to 10 times smaller.
-    * ``"exact"``: the odds for which ``mean`` = ``probs``, found by Newton's method, with implicit gradients.
+    * ``"exact"``: the odds for which ``mean`` = ``probs``, found by Newton's method, with first derivatives only.
     * None: log-odds logit p.
 
     ``log_prob`` and ``mean`` are exact and differentiable to any order. They are computed by quadrature, to about

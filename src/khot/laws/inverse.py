@@ -30,7 +30,7 @@ from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
 from khot.kernels.registry import Operator
 from khot.kernels.threshold import solve_threshold
 
-from .conditional_poisson import pull_back, times_covariance
+from .conditional_poisson import times_covariance
 from .inverse_newton import (
     ACCEPTED,
     CONDITIONAL_POISSON,
@@ -50,6 +50,10 @@ NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance
 NO_VARIANCE = 1e-30  # a probability below this counts as 0 if the size varies: nothing else depends on its unit
 CERTAIN = 1e-150  # a probability this close to 1 counts as 1, before its products with the remainder underflow
 WIDE = 30.0  # log-odds beyond which loops leave a row, since its small probabilities would have fewer digits there
+ONCE = (
+    "second derivatives of logits that are found for given inclusion probabilities, as by `probs=`, are not "
+    "implemented: give the design `logits=` instead, or differentiate once"
+)
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
 ROUNDING = 0.01  # of the precision of the given probabilities: digits that they do not have need not be solved for
 
@@ -59,8 +63,8 @@ def solve_logits(
 ) -> Tensor:
     """Logits of the design of size k, conditional Poisson by default, whose inclusion probabilities are ``probs``.
 
-    Differentiable in ``probs`` to any order by the implicit function theorem. If their sum differs from k, a common
-    shift of their log-odds compensates it, and derivatives take this into account: weighted by pi (1 - pi), the
+    Differentiable once in ``probs``, in either mode, by the implicit function theorem. If their sum differs from k, a
+    common shift of their log-odds compensates it, and derivatives take this into account: weighted by pi (1 - pi), the
     derivatives in ``probs`` have mean 0, so that units of small probability, whose derivatives are large, do not cost
     the others digits.
 
@@ -118,13 +122,15 @@ class _SolveLogits(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         probs, *ctx.design, _ = inputs
+        ctx.set_materialize_grads(False)  # a gradient that does not use the logits can be differentiated again
         ctx.save_for_backward(output, probs)
         ctx.save_for_forward(output, probs)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Tensor | None, None, None, None, None, None]:
         logits, probs = ctx.saved_tensors
-        return _pull_back(logits, probs, ctx.design, grad_output), None, None, None, None, None
+        grad = None if grad_output is None else _pull_back(logits, probs, ctx.design, grad_output)
+        return grad, None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -132,18 +138,13 @@ class _SolveLogits(Function):
 
 
 def _pull_back(logits: Tensor, probs: Tensor, design: Sequence[Any], grad_logits: Tensor) -> Tensor:
-    """The gradient in ``probs`` for a given gradient in the logits, which has mean 0 in rows of a single size.
-
-    The gradient is a solution of the system as it stands where D is pi (1 - pi); only its derivatives need the system.
-    """
+    """The gradient in ``probs`` for a given gradient in the logits, which has mean 0 in rows of a single size."""
     _, _, family, goal = design
-    if family == CONDITIONAL_POISSON.name and not torch.is_grad_enabled():
+    if family == CONDITIONAL_POISSON.name:  # a solution of the system as it stands, since D is pi (1 - pi)
         return cast(Tensor, _apply_covariance_solve(logits, grad_logits, *design))
     interior = logits.isfinite()
-    b = grad_logits.masked_fill(~interior, 0.0)
-    b = _if_single(design, without_mean(b, interior, goal), b)
-    v = _apply_covariance_solve(logits, b, *design)
-    return _if_single(design, centred(v, interior, probs * (1 - probs)), v)
+    b = without_mean(grad_logits.masked_fill(~interior, 0.0), interior, goal)
+    return centred(_apply_covariance_solve(logits, b, *design), interior, probs * (1 - probs))
 
 
 def _if_single(design: Sequence[Any], x: Tensor, otherwise: Tensor) -> Tensor:
@@ -165,27 +166,15 @@ class _CovarianceSolve(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        logits, _, *ctx.design = inputs
-        ctx.save_for_backward(logits, output)
-        ctx.save_for_forward(logits, output)
+        pass
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
-        logits, v = ctx.saved_tensors
-        u = _apply_covariance_solve(logits, grad_output, *ctx.design)
-        change = _third_order(logits, v, ctx.design)
-        return -change(u), u, None, None, None, None  # dv = C^-1 (db - dC v), up to a constant
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        raise NotImplementedError(ONCE)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
         return _apply_covariance_solve(*move_batch_first(info.batch_size, in_dims, args)), 0
-
-
-def _third_order(logits: Tensor, v: Tensor, design: Sequence[Any]) -> Callable[[Tensor], Tensor]:
-    """The derivative of C v in the logits, a symmetric matrix, as a map."""
-    low, high, family, _ = design
-    mean, size = FAMILIES[family].mean, low if high is None else SizeRange(low, high)
-    return pull_back(lambda t, k: pull_back(mean, t, k)[1](v), logits, size)[1]
 
 
 def _solve_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor:
@@ -199,16 +188,12 @@ def _solve_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor
     return _if_single(ctx.design, centred(v, interior), v)
 
 
-def _covariance_solve_jvp(ctx: Any, saved: list[Tensor], dlogits: Tensor | None, db: Tensor | None, *_: Any) -> Tensor:
-    logits, v = saved
-    change = torch.zeros_like(v) if db is None else db
-    if dlogits is not None:
-        change = change - _third_order(logits, v, ctx.design)(dlogits)
-    return cast(Tensor, _apply_covariance_solve(logits, change, *ctx.design))
+def _refused(*_: Any) -> Tensor:
+    raise NotImplementedError(ONCE)
 
 
 _apply_solve = with_forward_mode(_SolveLogits, _solve_jvp)
-_apply_covariance_solve = with_forward_mode(_CovarianceSolve, _covariance_solve_jvp)
+_apply_covariance_solve = with_forward_mode(_CovarianceSolve, _refused)
 
 
 def _target(log_odds: Tensor, k: int | Tensor) -> Tensor:
