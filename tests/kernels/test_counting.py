@@ -13,11 +13,22 @@ numba = pytest.importorskip("numba", reason="numba is not installed")
 
 from khot.kernels.selection.numba_counting import (  # noqa: E402 - skipped before it imports numba
     ANYWHERE,
-    bracket,
+    SUSPECT,
     count_above,
+    cut,
     guesses_of_sample,
     neighbours,
 )
+
+
+@numba.njit
+def bracket(x, k, guesses):
+    """The k-th largest entry and the next one, and whether they differ: then k entries are above the smaller one."""
+    t, above = cut(x, k, guesses, SUSPECT)
+    if above != k:
+        return t, t, False
+    below, last = neighbours(x, t)
+    return last, below, True
 
 
 @numba.njit

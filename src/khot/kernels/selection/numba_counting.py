@@ -135,19 +135,6 @@ def cut(x, k, guesses, suspect):
 
 
 @per_row
-def bracket(x, k, guesses):
-    """The k-th largest entry and the next one, and whether they differ: then k entries are above the smaller one.
-
-    The arguments are those of :func:`cut`. For k = 0 the first entry is infinite, for k = n the second.
-    """
-    t, above = cut(x, k, guesses, SUSPECT)
-    if above != k:
-        return t, t, False
-    below, last = neighbours(x, t)
-    return last, below, True
-
-
-@per_row
 def guesses_of_sample(x, k, sample):
     """Guesses for :func:`cut` of a long row, from equally spaced entries; ``sample`` is an array for them."""
     size, share = sample.shape[0], min(max(k / x.shape[0], 0.0), 1.0)
