@@ -237,3 +237,22 @@ def test_variance_is_approximated_where_subsets_are_too_many(design_class, monke
         warnings.simplefilter("error")
         horvitz_thompson(design, value, y)
     torch.testing.assert_close(approximate, exact, rtol=0.05, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:horvitz_thompson approximates")
+@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+def test_one_random_unit_tells_nothing_of_the_variance(case):
+    """Beside certain units or alone, of any design and of its phantom design; without any, the variance is 0."""
+    y = torch.tensor([30.0, 2.0, 5.0, 40.0], dtype=torch.float64)
+    beside, alone = torch.tensor([1.0, 0.2, 0.3, 0.5]).double(), torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
+    for probs, value in ((beside, [1.0, 0, 0, 1]), (alone, [0.0, 0, 1, 0])):
+        _, variance = horvitz_thompson(case.make(probs=probs), torch.tensor(value).double(), y)
+        assert variance.isnan()
+    settings = getattr(case.make, "keywords", {})
+    below_one = PhantomUnit(case.public, probs=alone / 2, **settings)
+    values = torch.tensor([[0.0, 0, 0, 0], [0, 1, 0, 0]]).double()
+    assert horvitz_thompson(below_one, values, y)[1].isnan().all()
+    _, variance = horvitz_thompson(
+        case.make(probs=torch.tensor([1.0, 0, 0, 1]).double()), torch.tensor([1.0, 0, 0, 1]).double(), y
+    )
+    assert variance == 0

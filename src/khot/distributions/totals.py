@@ -27,16 +27,16 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
 
     T is unbiased under every design that can draw every unit with a nonzero ``y_i``. V, in the form of Sen, Yates and
     Grundy, is unbiased for the variance of T if every pair can be drawn, and may be negative. The phantom of a
-    :class:`PhantomUnit` counts as a unit with ``y = 0``. For a design without ``pairwise_inclusion``, V is the
-    approximation of Hájek and Deville for designs of high entropy with many units, where m is the number of units of S
-    that are not certain:
+    :class:`PhantomUnit` counts as a unit with ``y = 0``. Let m be the number of units of S that are not certain; for
+    m = 1 the draw says nothing about the variance, and V is NaN. For a design without ``pairwise_inclusion``, V is the
+    approximation of Hájek and Deville for designs of high entropy with many units:
 
     .. math:: V = \frac{m}{m - 1} \sum_{i \in S} (1 - \pi_i) \Bigl(\frac{y_i}{\pi_i} - B\Bigr)^2, \quad
         B = \frac{\sum_{i \in S} (1 - \pi_i)\,y_i / \pi_i}{\sum_{i \in S} (1 - \pi_i)}
 
-    It is too large if a design spreads its draws over an order that y follows, and NaN for m = 1. Its first use on a
-    class of designs for fewer than 30 units raises a warning. :class:`Brewer` (up to k = 10), :class:`GumbelTopK`
-    and :class:`ParetoSampling` have an exact V by enumeration of up to 1,000,000 subsets.
+    It is too large if a design spreads its draws over an order that y follows. Its first use on a class of designs for
+    fewer than 30 units raises a warning. :class:`Brewer` (up to k = 10), :class:`GumbelTopK` and
+    :class:`ParetoSampling` have an exact V by enumeration of up to 1,000,000 subsets.
 
     Differentiable in ``y``, and in the parameter of the design if its inclusion probabilities and pairs are.
 
@@ -150,7 +150,12 @@ def _variance(design: SamplingDesign, value: Tensor, y: Tensor) -> Tensor:
         value, y = torch.cat((value, phantom.unsqueeze(-1)), -1), torch.nn.functional.pad(y, (0, 1))
         design = design.wrapped
     probs = design.mean.double()
-    ratio = y / _positive(probs)
+    ratio, random_units = y / _positive(probs), ((value > 0) & (probs < 1)).sum(-1)
+    return _variance_of_pairs(design, probs, value, ratio).masked_fill(random_units == 1, torch.nan)
+
+
+def _variance_of_pairs(design: SamplingDesign, probs: Tensor, value: Tensor, ratio: Tensor) -> Tensor:
+    """V of draws with no or several units that are not certain."""
     try:
         pairs = design.pairwise_inclusion.double()
     except NotImplementedError:
@@ -166,7 +171,7 @@ def _warn_of_few_units(name: str) -> None:
         f"horvitz_thompson approximates the variance here, because this {name} has no pairwise_inclusion, and the "
         f"approximation is meant for {FEW} units or more: with fewer, prefer a design that has it, such as Sampford"
     )
-    warnings.warn(message, RuntimeWarning, stacklevel=6)  # at the line that calls horvitz_thompson
+    warnings.warn(message, RuntimeWarning, stacklevel=7)  # at the line that calls horvitz_thompson
 
 
 def _sen_yates_grundy(probs: Tensor, pairs: Tensor, value: Tensor, ratio: Tensor) -> Tensor:
@@ -195,5 +200,4 @@ def _high_entropy(probs: Tensor, value: Tensor, ratio: Tensor) -> Tensor:
     centre = (weight * ratio).sum(-1, keepdim=True) / _positive(total)
     spread = (weight * (ratio - centre).square()).sum(-1)
     drawn = (weight > 0).sum(-1)
-    factor = torch.where(drawn == 1, torch.nan, drawn / (drawn - 1).clamp(min=1))
-    return factor * spread
+    return drawn / (drawn - 1).clamp(min=1) * spread
