@@ -30,7 +30,8 @@ RECOMMENDED = {  # the members that a reader should meet first
     "khot.nn": ["TopK", "BatchTopK", "KHotGate"],
     "khot.infer": ["AutoKHot", "KHotSwap"],
 }
-PROMISE_NOTHING = {"khot.kernels"}  # reachable, but not promised: `__all__` and the module's own text are no reference
+# Reachable, but not promised: `__all__` and the module's own text are no reference.
+PROMISE_NOTHING = {"khot.kernels": "The choice of a backend. What else the package has may change without notice."}
 
 
 @functools.cache
@@ -92,8 +93,11 @@ def _index(packages: Iterable[str]) -> Iterable[str]:
     yield "You can import most names from ``khot`` itself: ``from khot import sigmoid_topk``. The exceptions are the"
     yield "names of ``khot.nn``, ``khot.sklearn``, ``khot.kernels`` and ``khot.constraints``, and the results of"
     yield "``compare_estimators``. Each list begins with the members to try first."
-    yield from ("", ".. toctree::", "   :maxdepth: 1", "")
+    yield from ("", ".. toctree::", "   :hidden:", "")
     yield from (*(f"   {package}" for package in packages), "")
+    for package in packages:
+        text = PROMISE_NOTHING.get(package) or (inspect.getdoc(module(package)) or "").partition("\n\n")[0]
+        yield from (f":doc:`{PACKAGES[package]} <{package}>`", *(f"   {line}" for line in text.splitlines()), "")
 
 
 def _page(package: str, own: list[str], borrowed: Iterable[str]) -> Iterable[str]:
