@@ -15,7 +15,7 @@ UNFINISHED := $(VENV)/.khot-unfinished
 
 help:  ## prints this list
 	@echo "The first target that needs Python makes .venv, and downloads torch and some 300 MB more into it."
-	@echo "Times are those of two idle cores, without that."
+	@echo "Times are for two idle cores, downloads not included."
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
 
@@ -40,7 +40,7 @@ experiments: $(READY)  ## repeats the papers' comparisons and rebuilds experimen
 	$(BIN)/python experiments/build_readme.py
 
 PROGRESS = --progress -o console_output_style=classic
-test: $(READY)  ## runs the tests that need no accelerator, but those marked exhaustive; fifteen minutes
+test: $(READY)  ## runs the tests that need no accelerator, except those marked exhaustive; fifteen minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal --most $(PROGRESS)
 
 test-all: $(READY)  ## runs every test that needs no accelerator; twenty minutes
@@ -89,7 +89,7 @@ wheel:  ## builds and checks the packages in dist/, and tries the wheel in an em
 bench: $(READY)  ## measures times of khot and of other implementations
 	@for script in $(filter-out %/timing.py %/sass.py %/gpu.py %/gpu_static.py %/gpu_tiles.py,$(wildcard benchmarks/*.py)); do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
 
-# In a Python that has a torch for its accelerator, as it is: no .venv, no pins, and Pyro only if it is there.
+# Uses a Python whose torch supports the accelerator, unchanged: no .venv, no pinned versions, Pyro only if installed.
 GPU_TESTS := $(filter-out %_aot.py %_interpreter.py,$(wildcard tests/kernels/test_triton*.py)) \
 	$(wildcard tests/*/test_accelerator.py)
 gpu:  ## runs tests and benchmarks on an accelerator, in the Python given by PYTHON (default python3)

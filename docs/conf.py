@@ -21,7 +21,8 @@ REPOSITORY = repository.address(HERE.parent / "pyproject.toml")
 api_pages.write(HERE / "api")
 for folder in ("examples", "tutorials"):
     shutil.rmtree(BUILD / folder, ignore_errors=True)
-    shutil.copytree(HERE.parent / folder, BUILD / folder)  # where they may leave the figures that they save
+    unused = shutil.ignore_patterns("README.md", "pictures")  # which introduce the folder in the repository
+    shutil.copytree(HERE.parent / folder, BUILD / folder, ignore=unused)  # where scripts may leave figures
     shutil.copy(HERE / "_templates" / f"{folder}.rst", BUILD / folder / "GALLERY_HEADER.rst")
 benchmark_plots.draw(HERE.parent / "benchmarks" / "results", BUILD / "plots")
 

@@ -19,6 +19,7 @@ import khot
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # threads would cost more than they save on tensors this small
+# sphinx_gallery_thumbnail_number = 3
 
 # %%
 # The hard choice has no gradient

@@ -141,6 +141,7 @@ def test_references_and_doctests_are_put_in(monkeypatch):
 def broken_links(page):
     """As a repository page resolves them: relative to the file, with the anchors that headings have there."""
     text = re.sub(r"^ *```.*?^ *```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r'<img src="([^"]*)".*?>', r"![](\1)", text)
     for address, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", text):
         target = (page.parent / address).resolve() if address else page
         if not target.exists() and address != "api/index.rst":  # which Sphinx makes
@@ -159,13 +160,24 @@ def test_links_lead_to_files_and_headings(tmp_path):
     root = DOCS.parent
     pages = [
         page
-        for folder in (".", "docs", "docs/guide", "experiments", "benchmarks")
+        for folder in (".", "docs", "docs/guide", "examples", "tutorials", "experiments", "benchmarks")
         for page in root.glob(f"{folder}/*.md")
     ]
     assert len(pages) > 15
     assert [link for page in pages for link in broken_links(page)] == []
-    (tmp_path / "a.md").write_text("# A heading\n[](#a-heading) [](#another) [](b.md)")
-    assert list(broken_links(tmp_path / "a.md")) == ["a.md: #another", "a.md: b.md"]
+    (tmp_path / "a.md").write_text('# A heading\n[](#a-heading) [](#another) [](b.md) <img src="c.png">')
+    assert list(broken_links(tmp_path / "a.md")) == ["a.md: #another", "a.md: b.md", "a.md: c.png"]
+
+
+@pytest.mark.parametrize("folder", ["examples", "tutorials"])
+def test_every_script_has_its_line_and_a_small_picture(folder):
+    path = DOCS.parent / folder
+    lines = (path / "README.md").read_text(encoding="utf-8").splitlines()
+    for script in path.glob("*.py"):
+        (line,) = (line for line in lines if f"({script.name})" in line)
+        if "matplotlib" in script.read_text(encoding="utf-8"):
+            assert f'src="pictures/{script.stem}.png"' in line
+    assert all(picture.stat().st_size <= 30_000 for picture in path.glob("pictures/*"))
 
 
 def test_recommended_members_and_search_words_are_public():

@@ -111,7 +111,7 @@ class PerturbedWrapper(DesignWrapper):
 
     design: PerturbedScores
     stand_in = "ConditionalPoisson(logits=logits, k=k)"
-    stand_in_is = "a law that is close"
+    stand_in_is = "a design that is close"
 
     @property
     def needs_gradient(self) -> bool:
