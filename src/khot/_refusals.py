@@ -27,8 +27,13 @@ def tracks_dependencies(value: Any) -> bool:
 
 
 def refuse_subclass(name: str, value: Any) -> None:
-    """Raises a TypeError for a tensor of a subclass that replaces torch's functions with its own."""
-    if isinstance(value, Tensor) and type(value) is not Tensor and overrides_torch_functions(type(value)):
+    """Raises a TypeError for a tensor of a subclass that replaces torch's functions with its own.
+
+    Nested tensors are left to the checks of arguments, which say how to pad them.
+    """
+    if not isinstance(value, Tensor) or type(value) is Tensor or value.is_nested:
+        return
+    if overrides_torch_functions(type(value)):
         raise TypeError(
             f"`{name}` must be a torch.Tensor, but got the subclass {type(value).__name__}, whose own functions khot's "
             f"operators would bypass: pass {name}.as_subclass(torch.Tensor)"
