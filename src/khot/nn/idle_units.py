@@ -46,7 +46,8 @@ class CountsIdleUnits(Masking):
         return self.__dict__ | {"group": None}
 
     def _check_units(self, x: Tensor) -> None:
-        """Checks that the last axis of x has the units that are counted."""
+        """Checks that x has axes of plain numbers, the last of them with the units that are counted."""
+        check_scores(x, -1)
         if self.n is not None and x.shape[-1] != self.n:
             raise ValueError(f"`x` must have n={self.n} units, but got shape {tuple(x.shape)}")
 
