@@ -1,8 +1,8 @@
 """Operators of ``torch.ops.khot``: one operation each, whose backends are registered by name.
 
-    mask = Operator("threshold_mask", reference.mask, fake=_fake)
+    mask = Operator("threshold_mask", exact.mask, fake=_fake)
     mask.backend("triton", module=".triton_forward", takes=only_if(_is_narrow, "rows of more than 4096 take longer"))
-    mask.backend("torch", module=".exact")
+    mask.backend("numba", module=".numba_backend")
 
 A compiled graph keeps an operator whole. An eager call bypasses torch's dispatcher, which costs tens of microseconds,
 and at the first call the import of torch's compiler.
