@@ -1,8 +1,9 @@
 """The shared part of the modules: buffers that keep their dtype, and numbers that may be assigned at any time."""
 
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from khot._distributed.placements import as_dtensor, is_dtensor
 from khot._refusals import refuse_trace
 from khot._torch_internals import is_exporting
+
+P = ParamSpec("P")
 
 
 class Module(torch.nn.Module):
@@ -29,17 +32,10 @@ class Module(torch.nn.Module):
     _numbers: ClassVar[tuple[str, ...]] = ()
     _what_others_take = ""  # what users of other libraries give by position here, and where it belongs
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> "Module":
-        """Says which arguments are keywords if too many are given by position."""
-        _, *parameters = inspect.signature(cls.__init__).parameters.values()
-        by_position = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-        keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        if keywords and len(args) > len(by_position):
-            raise TypeError(
-                f"{cls.__name__} takes only {' and '.join(map('`{}`'.format, by_position))} by position, but got "
-                f"{len(args)} arguments; {', '.join(keywords)} are keywords{cls._what_others_take}"
-            )
-        return super().__new__(cls)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _with_keywords_named(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,6 +114,26 @@ class Module(torch.nn.Module):
                     self._buffers[name] = saved  # a setter would copy the number, which a meta tensor cannot take
             state_dict[prefix + name] = saved
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+def _with_keywords_named(init: Callable[P, None]) -> Callable[P, None]:
+    """The same constructor, which names the keywords if too many arguments are given by position."""
+    _, *parameters = inspect.signature(init).parameters.values()
+    by_position = [f"`{p.name}`" for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+    @functools.wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        given = len(args) - 1
+        if keywords and given > len(by_position):
+            kind: Any = type(args[0])
+            raise TypeError(
+                f"{kind.__name__} takes only {' and '.join(by_position)} by position, but got {given} arguments; "
+                f"{', '.join(keywords)} are keywords{kind._what_others_take}"
+            )
+        init(*args, **kwargs)
+
+    return checked
 
 
 def as_scalar(parameter: Tensor) -> Tensor:
