@@ -95,7 +95,7 @@ def order_sampling(x: Tensor, k: int, noise: Noise) -> Tensor:
 
 
 def pivotal(x: Tensor, k: int) -> Tensor:
-    """The same for inclusion probabilities sigmoid_topk(x, k), in random order."""
+    """The same for inclusion probabilities sigmoid_topk(x, k)."""
     probs = khot.sigmoid_topk(x, k)
     kernel = pivotal_draw.kernel(probs, 1)
     if kernel is not None:

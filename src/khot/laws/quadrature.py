@@ -22,15 +22,16 @@ MAX_NODES = 8192
 MAPPED_NODES = 256  # inside a vmap, where numbers cannot be read, except whether this is enough
 
 
-def _largest(x: Tensor, limit: int, mapped: int) -> int:
-    """An integer not below those in x, up to a limit: the largest or, inside a vmap, one that is large enough."""
-    if is_dry_run(x):
-        return mapped
-    if is_mapped(x):
-        while mapped < limit and not all_true(x <= mapped):
-            mapped *= 2
-        return min(mapped, limit)
-    return min(max(int(x.amax()), 0), limit) if x.numel() else 0
+def _number_of_nodes(wanted: Tensor) -> int:
+    """The largest number that some integral needs or, inside a vmap, one that is large enough; at most MAX_NODES."""
+    if is_dry_run(wanted):
+        return MAPPED_NODES
+    if is_mapped(wanted):
+        count = MAPPED_NODES
+        while count < MAX_NODES and not all_true(wanted <= count):
+            count *= 2
+        return count
+    return min(int(wanted.amax()), MAX_NODES) if wanted.numel() else 0
 
 
 @torch.no_grad()
@@ -62,6 +63,6 @@ def integration_range(
 def trapezoidal(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Nodes and weights for integrands that are analytic up to a height of about pi / 2 and vanish at both ends."""
     width = high - low
-    count = _largest(torch.hypot(width / STEP, torch.full_like(width, RESOLUTION)).ceil(), MAX_NODES, MAPPED_NODES)
+    count = _number_of_nodes(torch.hypot(width / STEP, torch.full_like(width, RESOLUTION)).ceil())
     index = torch.arange(count + 1, dtype=low.dtype, device=low.device).view(-1, *[1] * low.ndim)
     return low + index * (width / count), (width / count).expand(count + 1, *width.shape)
