@@ -51,7 +51,7 @@ def order_kernel(theta: Tensor, k: Tensor, noise: str) -> Outputs:
 
 
 def order_reference(theta: Tensor, k: Tensor, noise: str) -> Outputs:
-    return (order_draw.reference(theta, k, rank_centre(theta, k), seed_for(theta), PLACE, DRAWS, theta.dtype, noise),)
+    return (order_draw.plain(theta, k, rank_centre(theta, k), seed_for(theta), PLACE, DRAWS, theta.dtype, noise),)
 
 
 def order_compile(theta: Tensor, number: Tensor, _: Tensor, noise: str) -> object:
@@ -63,7 +63,7 @@ def tournament_kernel(probs: Tensor, k: Tensor) -> Outputs:
 
 
 def tournament_reference(probs: Tensor, k: Tensor) -> Outputs:
-    return (pivotal_draw.reference(probs, k, seed_for(probs), PLACE, DRAWS, probs.dtype),)
+    return (pivotal_draw.plain(probs, k, seed_for(probs), PLACE, DRAWS, probs.dtype),)
 
 
 def tournament_compile(probs: Tensor, number: Tensor, _: Tensor) -> object:

@@ -7,7 +7,7 @@
 A compiled graph keeps an operator whole. An eager call bypasses torch's dispatcher, which costs tens of microseconds,
 and at the first call the import of torch's compiler.
 
-The first backend without a reason to refuse a call computes it; if all refuse, the reference does. A backend refuses
+The first backend without a reason to refuse a call computes it; if all refuse, plain torch does. A backend refuses
 
 * if another one was requested by name;
 * if it does not support the device or the shape, see :mod:`khot.kernels.operators.platforms`;
@@ -200,18 +200,18 @@ class Backends:
         return None
 
     def is_fused(self, *asked: Any) -> bool:
-        """:meth:`fuses` under a compiler; otherwise whether a backend other than torch computes this call."""
+        """:meth:`fuses` under a compiler; otherwise whether a backend computes this call."""
         if torch.compiler.is_compiling():
             return self.fuses(*asked)
         choice = self.choose(*asked)
-        return choice is not None and choice.name != "torch"
+        return choice is not None
 
     def fuses(self, *asked: Any) -> bool:
-        """Whether a backend other than torch should compute this call, so that a compiler keeps the call whole.
+        """Whether a backend should compute this call, so that a compiler keeps the call whole.
 
         This does not test whether that backend is installed, which a compiler could not trace.
         """
-        return any(choice.name != "torch" and choice.declines(*asked) is None for choice in self.registered)
+        return any(choice.declines(*asked) is None for choice in self.registered)
 
 
 class Operator(Backends):
@@ -219,8 +219,8 @@ class Operator(Backends):
 
     Args:
         name: Its name in ``torch.ops.khot``.
-        reference: The definition: a function of the operator's typed arguments. The first is a tensor, whose device
-            decides. A backend's module has a function of the same name and arguments.
+        plain: The operation in plain torch, for every call: a function of the operator's typed arguments. The first is
+            a tensor, whose device decides. A backend's module has a function of the same name and arguments.
         fake: Empty results for arguments without data.
         asks: Maps the arguments to what backends are asked about a call, a tensor first; by default the arguments.
         batch: Rule for ``torch.vmap``, as ``torch.library.register_vmap`` takes it. By default the batch becomes the
@@ -232,17 +232,17 @@ class Operator(Backends):
     def __init__(
         self,
         name: str,
-        reference: Callable[..., Any],
+        plain: Callable[..., Any],
         *,
         fake: Callable[..., Any],
         asks: Callable[..., tuple[Any, ...]] = lambda *args: args,
         batch: Callable[..., Any] | bool = True,
     ) -> None:
-        super().__init__(reference.__module__.rpartition(".")[0], reference.__name__)
-        functools.update_wrapper(self, reference)
-        self.name, self.reference, self.asks = name, reference, asks
-        self.parameters = tuple(inspect.signature(reference).parameters)
-        self._definition = define(name, functools.wraps(reference)(lambda *args: self.implementation(*args)(*args)))
+        super().__init__(plain.__module__.rpartition(".")[0], plain.__name__)
+        functools.update_wrapper(self, plain)
+        self.name, self.plain, self.asks = name, plain, asks
+        self.parameters = tuple(inspect.signature(plain).parameters)
+        self._definition = define(name, functools.wraps(plain)(lambda *args: self.implementation(*args)(*args)))
         self._definition.register_fake(fake)
         self.batch_goes_first = batch is True
         if batch:
@@ -285,12 +285,6 @@ class Operator(Backends):
         found: Callable[..., Any] = choice.load()
         return found
 
-    @functools.cached_property
-    def plain(self) -> Callable[..., Any]:
-        """The function that takes every call: the torch backend if there is one, otherwise the reference."""
-        loads = (choice.load for choice in self.registered if choice.name == "torch")
-        return next((load() for load in loads), self.reference)
-
     def _batch_first(self, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
         at = [i for i, value in enumerate(args) if isinstance(value, Tensor)]
         moved = move_batch_first(info.batch_size, [in_dims[i] for i in at], [args[i] for i in at])
@@ -317,7 +311,7 @@ class DrawOperator(Operator):
 
     Args:
         name: Its name in ``torch.ops.khot``.
-        reference: The definition, ``function(*parameters, seed, first, draws, dtype, ...)``. The first of the
+        plain: The operation in plain torch, ``function(*parameters, seed, first, draws, dtype, ...)``. The first of the
             parameters is ``(*batch, n)``, the others ``(*batch, ...)``; the seed is from
             :func:`~khot.kernels.random_numbers.philox.draw_seed`, ``first`` is a
             :class:`~khot.kernels.random_numbers.philox.Place`, and the result ``(draws, *batch, n)``, of the dtype. The
@@ -327,8 +321,8 @@ class DrawOperator(Operator):
     Backends are asked about the first parameter and the number of draws.
     """
 
-    def __init__(self, name: str, reference: Callable[..., Tensor]) -> None:
-        super().__init__(name, reference, fake=self._fake, asks=self._first_and_draws, batch=self._batch)
+    def __init__(self, name: str, plain: Callable[..., Tensor]) -> None:
+        super().__init__(name, plain, fake=self._fake, asks=self._first_and_draws, batch=self._batch)
 
     @staticmethod
     def fills_device(x: Tensor, draws: int) -> str | None:
