@@ -17,7 +17,7 @@ import members
 PAPER = re.compile(r"^(\s*)(\[\d+\] )")
 CALLABLE = re.compile(r"<(?:function|class|built-in function) '?([\w.]+)'?(?: at \w+)?>")  # as Python shows a default
 CONSTANT = re.compile(r"(?<= = )[A-Z][A-Z_]+\b")  # a default that is a name in the module of the code
-HIDDEN = "(*args: Any, **kwargs: Any)"
+HIDDEN = re.compile(r"\(\*args(: ~?[\w.]+)?, \*\*kwargs(: ~?[\w.]+)?\)")  # of `__new__`
 OTHER_CLASS = re.compile(r"\b([A-Z]\w+)(\(.*?\))?")
 # Methods that a reader meets only through torch or Pyro, unless they have a text of their own.
 FILLED_IN = {"apply", "expand", "extra_repr", "forward", "infer_shapes", "update"}
@@ -57,7 +57,7 @@ def show_defaults(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None]:
     """Shows default functions by their names, since Sphinx cannot parse their repr, and constants by their values."""
-    if what == "class" and signature == HIDDEN:  # of `__new__`, which Sphinx prefers
+    if what == "class" and HIDDEN.fullmatch(signature or ""):  # which Sphinx prefers
         app.emit("autodoc-before-process-signature", obj.__init__, True)
         found = inspect.signature(obj.__init__, bound_method=True)
         signature = inspect.stringify_signature(found, show_return_annotation=False, unqualified_typehints=True)
