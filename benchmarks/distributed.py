@@ -2,10 +2,9 @@
 
 Processes of this machine talk through gloo over the loopback address, each on one thread. The table gives the median
 time of a step, the collectives in it and the bytes that a process hands to them. A step is a call, forward and backward
-where the result has a gradient: of a relaxed mask, a hard one, a draw, and the log-probability of a k-hot vector.
-Designs are made of the logits each time, as in training. Rows of laws are shorter, as a whole tree takes longer than a
-mask. What the guide's model is made of is there as well: one all-reduce, a call on next to no entries, and the mask of
-the part of each process as a row by itself, by all of them at once.
+where the result has a gradient: of a relaxed mask and of a hard one. What the guide's model is made of is there as
+well: one all-reduce, a call on next to no entries, and the mask of the part of each process as a row by itself, by all
+of them at once.
 """
 
 import os
@@ -22,10 +21,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.multiprocessing import spawn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from khot import ConditionalPoisson, GumbelTopK, sigmoid_topk, topk_mask
+from khot import sigmoid_topk, topk_mask
 
 RANKS, SHARE = (1, 2, 4), 100  # k is n / SHARE
-LENGTHS, LENGTHS_OF_LAWS, FEW = (10**5, 10**6, 10**7), (10**4, 10**5), 100
+LENGTHS, FEW = (10**5, 10**6, 10**7), 100
 
 
 class CountedCollectives(TorchDispatchMode):
@@ -69,18 +68,6 @@ def of_own_part(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return of_part
 
 
-def gumbel_topk_draw(logits: Tensor, k: int) -> Tensor:
-    """A draw of order sampling."""
-    return GumbelTopK(logits=logits.detach(), k=k).sample()
-
-
-def conditional_poisson_log_prob(logits: Tensor, k: int) -> Tensor:
-    """The log-probability of every SHARE-th unit."""
-    value = torch.zeros(logits.shape)
-    value[..., ::SHARE] = 1.0
-    return ConditionalPoisson(logits=logits, k=k).log_prob(value)
-
-
 def step(function: Callable[..., Tensor], x: DTensor, k: int) -> None:
     y = function(x, k)
     if y.requires_grad:
@@ -110,11 +97,8 @@ def work(rank: int, ranks: int, folder: str, seconds: float) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/{ranks}", rank=rank, world_size=ranks)
     mesh, rows = init_device_mesh("cpu", (ranks,)), [latency(ranks)]
     rows += rows_of([(sigmoid_topk, "sums")], FEW, mesh, seconds)
-    masks_and_draws = (sigmoid_topk, "sums"), (topk_mask, "candidates"), (gumbel_topk_draw, "candidates")
     for n in LENGTHS:
-        rows += rows_of(masks_and_draws, n, mesh, seconds)
-    for n in LENGTHS_OF_LAWS:
-        rows += rows_of([(conditional_poisson_log_prob, "sums")], n, mesh, seconds)
+        rows += rows_of([(sigmoid_topk, "sums"), (topk_mask, "candidates")], n, mesh, seconds)
     if rank == 0:
         torch.save(rows, f"{folder}/rows{ranks}")
     dist.destroy_process_group()

@@ -127,8 +127,8 @@ class ConditionalPoisson(SamplingDesign):
     @property
     def size(self) -> Any:
         """``k`` as an int if it is known to be the same in all rows, else as a tensor; a range as a pair of these."""
-        if not self.size_varies:  # without super(): torch.compile does not support properties through it
-            return self.k if self._shared_k is None else self._shared_k
+        if not self.size_varies:
+            return super().size
         if self._shared_ends is None:
             return SizeRange(self.k, self.largest_k)
         if self.log_prior is None:
