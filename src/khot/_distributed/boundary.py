@@ -128,6 +128,8 @@ def of_rows(
         handles = in_parts if callable(in_parts) else lambda arguments: bool(in_parts)
         layout, most = Layout(signature, rows, known, batch_first, handles), places(signature)
 
+        names, defaults = tuple(signature.parameters), {"dim": -1, **_defaults(signature)}
+
         def elsewhere(*args: Any, **kwargs: Any) -> Any:
             refuse_trace()
             values = (*args, *kwargs.values())
@@ -145,13 +147,72 @@ def of_rows(
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if len(args) > most:
                 raise too_many(function.__name__, signature, len(args))
-            if torch.compiler.is_compiling() or not is_handed_over(args, kwargs, needs_float64):
+            if torch.compiler.is_compiling():
+                if has_dtensor((*args, *kwargs.values())):
+                    return cast(R, in_graph(function, names, defaults, rows, known, batch_first, args, kwargs))
+                return function(*args, **kwargs)
+            if not is_handed_over(args, kwargs, needs_float64):
                 return function(*args, **kwargs)
             return cast(R, elsewhere(*args, **kwargs))
 
         return with_own_code(call, function.__name__)
 
     return decorate if function is None else decorate(function)
+
+
+def _defaults(signature: inspect.Signature) -> dict[str, Any]:
+    return {p.name: p.default for p in signature.parameters.values() if p.default is not p.empty}
+
+
+def in_graph(
+    function: Callable[..., Any],
+    names: tuple[str, ...],
+    defaults: dict[str, Any],
+    rows: tuple[str, ...],
+    numbers: tuple[str, ...],
+    batch_first: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """A call with DTensors, in operations that Dynamo can trace: rows are whole, and gathered if they are not.
+
+    For the parameters see :class:`Layout`; the checks are those of the local call.
+    """
+    kinds = torch.distributed.tensor
+    arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    lead, dim, reduction = arguments[rows[0]], arguments["dim"], arguments.get("reduction")
+    if not is_dtensor(lead):
+        raise TypeError(f"`{rows[0]}` must be a DTensor, too, if another argument is one: distribute it first")
+    ground = [axis % lead.dim() for axis in (dim if isinstance(dim, tuple) else (dim,))]
+    batch = [axis for axis in range(lead.dim()) if axis not in ground]
+    check_spread(rows[0], lead, rows[0], lead.device_mesh)
+    kept = [p if shard_axis(p) in batch or p.is_replicate() else kinds.Replicate() for p in lead.placements]
+    lead = lead.redistribute(placements=kept)
+    local = {rows[0]: lead.to_local(grad_placements=kept)}
+    for name, value in arguments.items():
+        if isinstance(value, Tensor) and name != rows[0]:
+            beside = list(range(lead.dim())) if name in rows and value.dim() > 1 else []
+            beside = batch if name in numbers else beside
+            pairs = zip(reversed(beside), reversed(range(value.dim())), strict=False)
+            axes = {axis: own for axis, own in pairs if value.shape[own] == lead.shape[axis]}
+            local[name] = part_beside(as_dtensor(name, value, rows[0], lead.device_mesh), kept, axes, batch)
+    if reduction in ("mean", "sum"):
+        local["reduction"] = "none"
+    given = {name: value for name, value in arguments.items() if name in names}
+    y = function(**{**given, **local}).contiguous()
+    where = [kinds.Shard(batch.index(p.dim)) if batch_first and p.is_shard() else p for p in kept]
+    shape = list(y.shape)
+    for before, after in zip(kept, where, strict=True):
+        if before.is_shard():
+            shape[after.dim] = lead.shape[before.dim]
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    result = kinds.DTensor.from_local(
+        y, lead.device_mesh, where, run_check=False, shape=torch.Size(shape), stride=tuple(strides)
+    )
+    if reduction not in ("mean", "sum"):
+        return result
+    total = result.sum().redistribute(placements=[kinds.Replicate()] * lead.device_mesh.ndim)
+    return total / math.prod(shape) if reduction == "mean" else total
 
 
 def with_own_code(call: Callable[P, R], name: str) -> Callable[P, R]:

@@ -60,7 +60,7 @@ def check_spread(name: str, value: "DTensor", lead: str, mesh: "DeviceMesh") -> 
         raise ValueError(f"`{name}` must be on the device mesh of `{lead}`, {mesh}, but is on {value.device_mesh}")
     kinds = torch.distributed.tensor
     for placement in value.placements:
-        plain = type(placement) in (kinds.Shard, kinds.Replicate) or isinstance(placement, kinds.Partial)
+        plain = type(placement) is kinds.Shard or isinstance(placement, (kinds.Replicate, kinds.Partial))
         if not plain:
             raise ValueError(
                 f"`{name}` must be placed by Shard, Replicate or Partial, but got {placement}; redistribute it first"
@@ -112,7 +112,8 @@ def part_beside(value: "DTensor", rows: "Sequence[Placement]", axes: dict[int, i
         axes: Maps axes of the rows to axes of the tensor.
         batch: Axes of the rows that number the rows, not their items.
     """
-    placements, grad_placements = list[Any](), list[Any]()
+    placements: list[Any] = []
+    grad_placements: list[Any] = []
     for placement in rows:
         axis = shard_axis(placement)
         own = None if axis is None else axes.get(axis)

@@ -95,7 +95,8 @@ class EnumeratedDesign(DesignOfRows):
             NotImplementedError: If there is no ``_log_prob``, or there are too many vectors.
         """
         n, sizes, design = operator.index(self.event_shape[0]), self.sizes(wanted), self.in_float64()
-        largest = max((math.comb(n, k) for k in sizes), default=0)
+        counts = [math.comb(n, k) for k in sizes]
+        largest = max(counts, default=0)
         if largest > MAX_SUPPORT:
             raise self._unavailable(wanted, f" of {largest} k-hot vectors, which is more than {MAX_SUPPORT}")
         like, column = design.parameter.detach(), (-1, *(1,) * len(self.batch_shape))

@@ -43,12 +43,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from khot._torch_internals import count_as_constant, eager_dispatcher, no_view, with_known_sequences
+from khot._torch_internals import eager_dispatcher, no_view, with_known_sequences
 
 from .call import Call, call_of, is_plain
 from .operators.autograd import move_batch_first
 from .operators.platforms import PLATFORMS, lacks_triton, warn_without_triton
-from .operators.sharding_rules import teach_rules
 
 _log = logging.getLogger("khot")
 
@@ -244,7 +243,6 @@ class Operator(Backends):
         self.parameters = tuple(inspect.signature(plain).parameters)
         self._definition = define(name, functools.wraps(plain)(lambda *args: self.implementation(*args)(*args)))
         self._definition.register_fake(fake)
-        self.batch_goes_first = batch is True
         if batch:
             self._definition.register_vmap(self._batch_first if batch is True else batch)
         OPERATORS[name] = self
@@ -259,7 +257,6 @@ class Operator(Backends):
     def _results(self, plain: bool, args: tuple[Any, ...]) -> Any:
         if plain:
             return self.by(self.choose(*self.asks(*args)), *args)
-        _rules_are_known()
         return self._definition(*args)
 
     def by(self, choice: Backend | None, *args: Any) -> Any:
@@ -298,12 +295,6 @@ class Operator(Backends):
 
 
 OPERATORS: dict[str, Operator] = {}
-
-
-@count_as_constant  # Dynamo runs this while tracing and bakes in the result
-def _rules_are_known() -> bool:
-    """Registers rules for how the arguments of operators may be placed, for DTensors."""
-    return teach_rules(list(OPERATORS), {name for name, operator in OPERATORS.items() if operator.batch_goes_first})
 
 
 class DrawOperator(Operator):

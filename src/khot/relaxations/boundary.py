@@ -53,7 +53,7 @@ def with_call(
             if kind.is_plain:
                 goes_elsewhere = needs_float64 and is_moved_to_host(args, kwargs)
             else:
-                goes_elsewhere = not kind.is_compiling and is_handed_over(args, kwargs, needs_float64)
+                goes_elsewhere = kind.is_compiling or is_handed_over(args, kwargs, needs_float64)
             return elsewhere(*args, **kwargs) if goes_elsewhere else function(kind, *args, **kwargs)
 
         return publish(call)

@@ -1,1 +1,1 @@
-"""What makes an operation a torch operator: where it runs, its derivatives, and how DTensors may be placed."""
+"""What makes an operation a torch operator: where it runs, and its derivatives."""
