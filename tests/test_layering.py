@@ -78,7 +78,6 @@ FOREIGN = {
     "_pop_mode": "torch.utils._python_dispatch",
     "_push_mode": "torch.utils._python_dispatch",
     "_current_level": "torch.autograd.forward_ad: whether forward mode is on",
-    "_schema": "torch.ops: how many results an operator has",
     "_is_onnx_exporting": "torch.onnx: that it is at work, without the import of the whole exporter",
     "_is_all_true": "torch: the one reduction to a bool that has a batching rule",
     "_is_view": "torch: whether autograd takes a tensor for a view",
