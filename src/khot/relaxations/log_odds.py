@@ -5,6 +5,8 @@ from y only while both y and 1 - y have digits left. Code that makes y from scor
 and :func:`log_odds` then starts from them.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -87,7 +89,8 @@ def log_odds(y: Tensor, wanted: Tensor | None = None) -> Tensor:
     source = _SCORES.find(y)
     if source is None:
         return _of_entries(y, wanted)
-    x, *numbers = map(_detached, source.made_from) if source.is_constant else source.made_from
+    made_from: Any = map(_detached, source.made_from) if source.is_constant else source.made_from
+    x, *numbers = made_from
     z = sigmoid_topk_log_odds(x.double(), *numbers)
     if not source.is_certain:  # then the entries show whether they are still those of the mask
         z = torch.where(_rounds_to(z.detach(), y.detach()), z, _of_entries(y, wanted))
