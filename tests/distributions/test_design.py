@@ -94,7 +94,10 @@ def test_a_sum_that_fits_several_sizes_needs_one():
     assert (Sampford(probs=probs.double().mul(k / probs.sum(dtype=torch.float64))).k == k).all()
     assert (Sampford(probs=torch.full((n,), 1e5 / n)).k == 100_000).all()
     for order in ("fixed", "random"):  # the other designs draw k in any case
-        assert Systematic(probs=probs, k=k, order=order, validate_args=True).sample().sum(dtype=torch.float64) == k
+        for size, excess in ((800_000, 1.4), (k, 1.94), (2_400_000, 4.4)):
+            row = torch.full((size * 5 // 4,), (size + excess) / (size * 5 // 4))
+            drawn = Systematic(probs=row, k=size, order=order, validate_args=True).sample()
+            assert drawn.sum(dtype=torch.float64) == size
     with pytest.raises(ValueError, match="sum to its integer k"):
         Sampford(probs=probs, k=k - 3, validate_args=True)
 

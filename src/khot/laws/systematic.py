@@ -38,21 +38,18 @@ from khot.kernels.operators.autograd import by_formula, with_derivatives_of
 from .kept import Kept, kept_if_constant
 
 ONE = 2**62  # represents 1 on the line; sums are modulo 4
+LONG = 2**20  # units of rows whose float32 probabilities may sum to a number that is further than 2 from k
 TOLERANCE = 16 * torch.finfo(torch.float64).eps  # cuts of the circle that are closer than this count as equal
 
 
 def line(probs: Tensor, k: Tensor) -> Tensor:
     """V, as int64 multiples of 2^-62 modulo 4; the last one is k."""
-    probs = probs.double()
-    total = probs.sum(-1, keepdim=True)
-    size = k.unsqueeze(-1)
-    is_far = (total - size).abs() > 0.5  # from rounding, in rows so long that another whole number would be nearer
-    probs = torch.where(is_far, (probs * (size / total)).clamp(max=1), probs)
-    length = (probs * ONE).long()
+    wide = balance(probs, k) if probs.shape[-1] > LONG else probs.double()
+    length = (wide * ONE).long()
     end = length.cumsum(-1)
     room = length.minimum(ONE - length).cumsum(-1, dtype=torch.float64)
     share = room / room[..., -1:]  # NaN in a row of certain units, which has no excess
-    excess = (end[..., -1:] << 2) >> 2  # over the nearest whole number
+    excess = end[..., -1:] - (k.unsqueeze(-1) << 62)  # over k, by less than 2, as sums are modulo 4
     return end - torch.where(share < 1, (share * excess).long(), excess)
 
 

@@ -68,7 +68,7 @@ def _clamped_inside(y: Tensor, dtype: torch.dtype) -> Tensor:
     return y.clamp(smallest_positive(dtype), 1 - torch.finfo(dtype).eps / 2)
 
 
-def _detached(value: float | Tensor) -> float | Tensor:
+def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
