@@ -28,7 +28,7 @@ import khot
 import khot.kernels
 from khot.kernels.draws import balance, pivotal_draw, tournament
 from khot.kernels.order_sampling import draw_ranks, order_draw, rank_centre, rank_scale
-from khot.kernels.random_numbers.philox import FIRST, draw_seed
+from khot.kernels.random_numbers.philox import draw_seed
 from khot.laws import conditional_poisson
 from khot.laws.order_sampling import LOG_EXPONENTIAL, LOGISTIC, Noise
 
@@ -90,7 +90,7 @@ def order_sampling(x: Tensor, k: int, noise: Noise) -> Tensor:
     kernel = order_draw.kernel(x, 1)
     if kernel is not None:
         seed = draw_seed(x.device)
-        return kernel(x, sizes(x, k), centre, seed, FIRST, 1, x.dtype, noise.name)[0]
+        return kernel(x, sizes(x, k), centre, seed, 1, x.dtype, noise.name)[0]
     return khot.topk_mask(-draw_ranks(noise, rank_scale(x, centre), x.shape), k).to(x.dtype)
 
 
@@ -99,7 +99,7 @@ def pivotal(x: Tensor, k: int) -> Tensor:
     probs = khot.sigmoid_topk(x, k)
     kernel = pivotal_draw.kernel(probs, 1)
     if kernel is not None:
-        return kernel(probs, sizes(x, k), draw_seed(x.device), FIRST, 1, x.dtype)[0]
+        return kernel(probs, sizes(x, k), draw_seed(x.device), 1, x.dtype)[0]
     return tournament(balance(probs, sizes(x, k)), 1)[0].to(x.dtype)
 
 

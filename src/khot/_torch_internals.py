@@ -1,9 +1,7 @@
 """All parts of torch that khot uses without a promise of stability, in one place, where new releases are handled."""
 
-import inspect
 import sys
-import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -50,7 +48,6 @@ __all__ = [
     "traced_transforms",
     "validates",
     "version_of",
-    "with_known_sequences",
     "writes_onnx",
     "writes_program",
 ]
@@ -331,17 +328,6 @@ def writes_onnx() -> bool:
     """Whether ``torch.onnx.export`` traces this; torch's public function imports the whole exporter."""
     flags = sys.modules.get("torch.onnx._internal.exporter._flags")
     return flags is not None and bool(flags._is_onnx_exporting)
-
-
-def with_known_sequences(function: Callable[P, R]) -> Callable[P, R]:
-    """The function with ``typing.Sequence`` in its annotations, the only one that torch 2.6 accepts in schemas."""
-    signature = inspect.signature(function)
-    parameters = [
-        parameter.replace(annotation=typing.Sequence[int]) if parameter.annotation == Sequence[int] else parameter
-        for parameter in signature.parameters.values()
-    ]
-    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return function
 
 
 def eager_dispatcher() -> AbstractContextManager[Any]:

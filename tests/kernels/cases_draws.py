@@ -10,7 +10,6 @@ from khot.kernels.draws import pivotal_draw, triton_tournament
 from khot.kernels.order_sampling import order_draw, rank_centre
 from khot.kernels.order_sampling import triton_draw as triton_order
 from khot.kernels.order_sampling.noises import NOISES
-from khot.kernels.random_numbers.philox import FIRST
 from tests.kernels.kernel_case import DOUBLE, SINGLE, Inputs, KernelCase, Outputs
 
 SEED, DRAWS = 0x123456789ABCDEF, 2
@@ -55,7 +54,7 @@ def order_reference(theta: Tensor, k: Tensor, noise: str) -> Outputs:
 
 
 def order_compile(theta: Tensor, number: Tensor, _: Tensor, noise: str) -> object:
-    return triton_order.order_draw(theta, number.long(), number, torch.zeros(1).long(), FIRST, 1, SINGLE, noise)
+    return triton_order.order_draw(theta, number.long(), number, torch.zeros(1).long(), 1, SINGLE, noise)
 
 
 def tournament_kernel(probs: Tensor, k: Tensor) -> Outputs:
@@ -67,7 +66,7 @@ def tournament_reference(probs: Tensor, k: Tensor) -> Outputs:
 
 
 def tournament_compile(probs: Tensor, number: Tensor, _: Tensor) -> object:
-    return triton_tournament.pivotal_draw(probs, number.long(), torch.zeros(1).long(), FIRST, 1, SINGLE)
+    return triton_tournament.pivotal_draw(probs, number.long(), torch.zeros(1).long(), 1, SINGLE)
 
 
 def draws() -> list[KernelCase]:

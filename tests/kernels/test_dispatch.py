@@ -19,7 +19,6 @@ from khot.kernels.links.normal import NORMAL
 from khot.kernels.operators import platforms
 from khot.kernels.operators.platforms import HAS_NUMBA
 from khot.kernels.order_sampling import order_draw
-from khot.kernels.random_numbers.philox import Place
 from khot.kernels.threshold.kinds import LOG_MASK, MASK
 from khot.relaxations.engine import ThresholdMap
 from tests.backends import USUAL
@@ -97,7 +96,7 @@ def test_what_is_in_the_way_is_a_reason(caplog, monkeypatch):
 
 def order_arguments(theta, draws):
     row = torch.ones(theta.shape[:-1], dtype=torch.long)
-    return theta, row, row.double(), torch.tensor(0), Place(), draws, torch.float64, "logistic"
+    return theta, row, row.double(), torch.tensor(0), draws, torch.float64, "logistic"
 
 
 def test_forced_triton_needs_the_interpreter_on_a_cpu(monkeypatch):

@@ -17,7 +17,6 @@ import khot
 from khot.kernels import backend
 from khot.kernels.draws import pivotal_draw
 from khot.kernels.order_sampling import order_draw
-from khot.kernels.random_numbers.philox import FIRST
 from khot.relaxations import sigmoid_topk
 from tests.inputs import normal
 from tests.processes import run_python
@@ -421,8 +420,8 @@ def test_expanded_sizes_need_no_other_machine_code():
     found = []
     for sizes in (torch.tensor([2, 2]), k.expand(2)):
         draws = (
-            order_draw(theta, sizes, 0.0 * sizes, seed, FIRST, 3, torch.float64, "log_exponential"),
-            pivotal_draw(torch.full((2, 6), 1 / 3).double(), sizes, seed, FIRST, 3, torch.float64),
+            order_draw(theta, sizes, 0.0 * sizes, seed, 3, torch.float64, "log_exponential"),
+            pivotal_draw(torch.full((2, 6), 1 / 3).double(), sizes, seed, 3, torch.float64),
         )
         loops = order_draw_loop("log_exponential"), _tournaments
         found.append((draws, [len(loop.signatures) for loop in loops]))

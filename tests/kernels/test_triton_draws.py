@@ -14,14 +14,14 @@ from khot.kernels.draws import pivotal_draw
 from khot.kernels.gpu.random_numbers import uniform_and_rest, uniform_double
 from khot.kernels.order_sampling import order_draw, rank_centre
 from khot.kernels.order_sampling.triton_draw import NOISES
-from khot.kernels.random_numbers.philox import FIRST, draw_seed, uniform
+from khot.kernels.random_numbers.philox import draw_seed, uniform
 from khot.laws import conditional_poisson, order_sampling
 
 
 def draw(theta, k, draws=1, noise="logistic", seed=7):
     k = torch.tensor(k, device=DEVICE)
     return order_draw(
-        theta, k, rank_centre(theta, k), torch.tensor([seed], device=DEVICE), FIRST, draws, theta.dtype, noise
+        theta, k, rank_centre(theta, k), torch.tensor([seed], device=DEVICE), draws, theta.dtype, noise
     ).cpu()
 
 
@@ -39,7 +39,7 @@ def test_no_unit_and_all_units():
     theta = torch.randn(2, 33, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     assert torch.equal(draw(theta, [0, 33], 2), torch.tensor([[0.0], [1.0]]).expand(2, 2, 33))
     probs, k = torch.tensor([[0.0] * 33, [1.0] * 33], device=DEVICE), torch.tensor([0, 33], device=DEVICE)
-    x = pivotal_draw(probs, k, draw_seed(probs.device), FIRST, 2, torch.float32)
+    x = pivotal_draw(probs, k, draw_seed(probs.device), 2, torch.float32)
     assert torch.equal(x.cpu(), torch.tensor([[0.0], [1.0]]).expand(2, 2, 33))
 
 
@@ -48,14 +48,14 @@ def test_expanded_parameters_are_not_copied():
     once = draw(theta.repeat(2, 1, 1), [[5, 9]] * 2, 2)
     k, seed = torch.tensor([5, 9], device=DEVICE), torch.tensor([7], device=DEVICE)
     arguments = [v.expand(2, *v.shape) for v in (theta, k, rank_centre(theta, k))]
-    assert torch.equal(order_draw(*arguments, seed, FIRST, 2, theta.dtype, "logistic").cpu(), once)
+    assert torch.equal(order_draw(*arguments, seed, 2, theta.dtype, "logistic").cpu(), once)
     row = [v[:2, :1].expand(2, 2, *v.shape[2:]) for v in arguments]
-    x = order_draw(*row, seed, FIRST, 1, theta.dtype, "logistic")
+    x = order_draw(*row, seed, 1, theta.dtype, "logistic")
     assert x.shape == (1, 2, 2, 33) and (x.sum(-1) == 5).all()
-    mixed = order_draw(theta, k[:1].expand(2), k[:1].expand(2) * 0.0, seed, FIRST, 1, theta.dtype, "logistic")
+    mixed = order_draw(theta, k[:1].expand(2), k[:1].expand(2) * 0.0, seed, 1, theta.dtype, "logistic")
     assert (mixed.sum(-1) == 5).all()
     probs = (torch.ones(1, 8, device=DEVICE) / 2).expand(2, 2, 8)
-    assert (pivotal_draw(probs, k[:1].expand(2, 2) - 1, seed, FIRST, 2, theta.dtype).sum(-1) == 4).all()
+    assert (pivotal_draw(probs, k[:1].expand(2, 2) - 1, seed, 2, theta.dtype).sum(-1) == 4).all()
 
 
 def test_nan_ends():
@@ -79,8 +79,8 @@ def test_generator_decides():
     runs = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        runs.append([order_draw(theta, k, k * 0.0, draw_seed(theta.device), FIRST, 2, theta.dtype, "logistic")] * 1)
-        runs[-1].append(order_draw(theta, k, k * 0.0, draw_seed(theta.device), FIRST, 2, theta.dtype, "logistic"))
+        runs.append([order_draw(theta, k, k * 0.0, draw_seed(theta.device), 2, theta.dtype, "logistic")] * 1)
+        runs[-1].append(order_draw(theta, k, k * 0.0, draw_seed(theta.device), 2, theta.dtype, "logistic"))
     assert torch.equal(runs[0][0], runs[1][0]) and torch.equal(runs[0][1], runs[1][1])
     different = [runs[0][0], runs[0][1], runs[2][0]]
     rows = torch.cat([x.flatten(0, 1) for x in different])

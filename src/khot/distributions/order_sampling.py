@@ -14,7 +14,7 @@ from khot._validation import check_generator, checked_shape
 from khot.kernels import order_sampling
 from khot.kernels.order_sampling import depth_for
 from khot.kernels.order_sampling.noises import Noise
-from khot.kernels.random_numbers.philox import FIRST, draw_seed
+from khot.kernels.random_numbers.philox import draw_seed
 from khot.laws import order_sampling as law
 from khot.relaxations import topk_mask
 
@@ -118,7 +118,7 @@ class OrderSampling(SamplingDesign):
     ) -> Tensor:
         theta, dtype = self._positions.detach(), self.parameter.dtype
         seed, draws = draw_seed(theta.device, generator), math.prod(sample_shape)
-        drawn = kernel(theta, self.k, self._centre, seed, FIRST, draws, dtype, self._noise.name)
+        drawn = kernel(theta, self.k, self._centre, seed, draws, dtype, self._noise.name)
         return drawn.view(self._extended_shape(sample_shape))
 
     def _ranks(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:

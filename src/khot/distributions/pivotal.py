@@ -8,7 +8,7 @@ from torch.types import _size as SizeLike
 
 from khot._validation import check_generator, checked_shape
 from khot.kernels.draws import pivotal_draw
-from khot.kernels.random_numbers.philox import FIRST, draw_seed
+from khot.kernels.random_numbers.philox import draw_seed
 from khot.laws import pivotal as law
 
 from .design import SamplingDesign
@@ -59,5 +59,5 @@ class Pivotal(SamplingDesign):
             if kernel is None:
                 return self._draw_by_rows(law.sample, sample_shape, generator)
             seed = draw_seed(probs.device, generator)
-            drawn = kernel(probs, self.k, seed, FIRST, draws, self.parameter.dtype)
+            drawn = kernel(probs, self.k, seed, draws, self.parameter.dtype)
             return drawn.view(self._extended_shape(sample_shape))

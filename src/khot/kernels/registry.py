@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from khot._torch_internals import eager_dispatcher, no_view, with_known_sequences
+from khot._torch_internals import eager_dispatcher, no_view
 
 from .call import Call, call_of, is_plain
 from .operators.autograd import move_batch_first
@@ -298,16 +298,14 @@ OPERATORS: dict[str, Operator] = {}
 
 
 class DrawOperator(Operator):
-    """An operation that draws: a function of parameters, a seed and the place of its draws among all draws of the seed.
+    """An operation that draws: a function of parameters and a seed.
 
     Args:
         name: Its name in ``torch.ops.khot``.
-        plain: The operation in plain torch, ``function(*parameters, seed, first, draws, dtype, ...)``. The first of the
+        plain: The operation in plain torch, ``function(*parameters, seed, draws, dtype, ...)``. The first of the
             parameters is ``(*batch, n)``, the others ``(*batch, ...)``; the seed is from
-            :func:`~khot.kernels.random_numbers.philox.draw_seed`, ``first`` is a
-            :class:`~khot.kernels.random_numbers.philox.Place`, and the result ``(draws, *batch, n)``, of the dtype. The
-            number for draw d, row r and unit i of a call is that for ``first.draw + d``, ``first.row + r`` and
-            ``first.unit + i`` of the seed, whatever process and backend computes it.
+            :func:`~khot.kernels.random_numbers.philox.draw_seed`, and the result ``(draws, *batch, n)``, of the dtype.
+            What a draw of a row is depends on its number and that of the row, not on how many there are.
 
     Backends are asked about the first parameter and the number of draws.
     """
@@ -330,11 +328,11 @@ class DrawOperator(Operator):
 
     @functools.cached_property
     def _seed(self) -> int:
-        """The index of the seed among the arguments; the number of draws is the second one after it."""
+        """The index of the seed among the arguments; the number of draws comes after it."""
         return self.parameters.index("seed")
 
     def _first_and_draws(self, *args: Any) -> tuple[Any, ...]:
-        return args[0], args[self._seed + 2]
+        return args[0], args[self._seed + 1]
 
     def kernel(self, x: Tensor, draws: int) -> Callable[..., Tensor] | None:
         """The function that makes the draws for parameters x; None for plain torch, which may use torch's generators.
@@ -348,7 +346,7 @@ class DrawOperator(Operator):
         return None if found is self.plain else found
 
     def _fake(self, *args: Any) -> Tensor:
-        _, _, draws, dtype = args[self._seed : self._seed + 4]
+        draws, dtype = args[self._seed + 1 : self._seed + 3]
         return args[0].new_empty((draws, *args[0].shape), dtype=dtype)
 
     def _batch(self, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Tensor, int]:
@@ -368,4 +366,4 @@ def define(name: str, function: Callable[..., Any], **options: Any) -> Any:
         with eager_dispatcher(), torch.no_grad():
             return function(*args)
 
-    return torch.library.custom_op(f"khot::{name}", with_known_sequences(below_dispatcher), mutates_args=(), **options)
+    return torch.library.custom_op(f"khot::{name}", below_dispatcher, mutates_args=(), **options)

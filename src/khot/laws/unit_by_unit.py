@@ -29,7 +29,7 @@ from khot.kernels.count import (
 from khot.kernels.exact.rows import number_on
 from khot.kernels.exact.small_numbers import TINY
 from khot.kernels.operators.autograd import by_formula, has_derivative
-from khot.kernels.random_numbers.philox import FIRST, draw_seed
+from khot.kernels.random_numbers.philox import draw_seed
 from khot.kernels.registry import DrawOperator
 
 from .kept import Kept
@@ -256,7 +256,7 @@ def sample(
     size = number_on(x.device, k).long()
     batch_shape = broadcast_shapes(x.shape[:-1], size.shape)
     rows, size = x.double().expand(*batch_shape, x.shape[-1]), size.expand(batch_shape)
-    drawn: Tensor = draw(rows, size, draw_seed(x.device, generator), FIRST, draws, torch.bool)
+    drawn: Tensor = draw(rows, size, draw_seed(x.device, generator), draws, torch.bool)
     return drawn
 
 

@@ -3,7 +3,7 @@
 # mypy: disable-error-code="no-untyped-def"
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -136,20 +136,19 @@ def bernoulli_count_derivative(logits: Tensor, k: Tensor, tilt: Tensor, g: Tenso
 
 
 @per_row
-def _draw_block(table, p, q, weight, start, stop, states, seed, origin, out):
+def _draw_block(table, p, q, weight, start, stop, states, seed, draw, row, out):
     """Draws units ``stop - 1``, ..., ``start`` of many draws.
 
-    ``states`` are twice the numbers of ones among the units up to there, plus 1 if a mark is among them. ``origin`` is
-    the first draw, the row and the first unit, as random numbers count them.
+    ``states`` are twice the numbers of ones among the units up to there, plus 1 if a mark is among them. ``draw`` is
+    the number of the first of them.
     """
-    (draw, row, unit), rows, bent = origin, table.rows, table.bent
+    rows, bent = table.rows, table.bent
     for d in range(states.shape[0]):
         m, is_open = states[d] // 2, states[d] % 2 == 1
         even = odd = 0.0
         for i in range(stop - 1, start - 1, -1):
-            place = unit + i
-            if place % 2 or i == stop - 1:
-                even, odd = uniform_pair(seed, draw + d, row, place // 2)
+            if i % 2 or i == stop - 1:
+                even, odd = uniform_pair(seed, draw + d, row, i // 2)
             at = U(i - start) * table.stride + U(m - table.first[i])
             stays, grows, here, there = q[i] * rows[at + ONE], p[i] * rows[at], 0.0, 0.0
             zero, one = stays, grows
@@ -157,7 +156,7 @@ def _draw_block(table, p, q, weight, start, stop, states, seed, origin, out):
                 stays, grows = q[i] * rows[at + bent + ONE], p[i] * rows[at + bent]
                 here, there = weight[i] * rows[at + ONE], weight[i] * rows[at]
                 zero, one = stays + here, grows + there
-            u = (odd if place % 2 else even) * (zero + one)
+            u = (odd if i % 2 else even) * (zero + one)
             is_one = m > 0 and (zero == 0 or u < one)
             if is_open and is_one:
                 is_open = there == 0 or u < grows
@@ -169,18 +168,18 @@ def _draw_block(table, p, q, weight, start, stop, states, seed, origin, out):
 
 
 @inlined
-def draw_row(table, p, q, weight, k, is_marked, seed, origin, out):
+def draw_row(table, p, q, weight, k, is_marked, seed, draw, row, out):
     """Draws k ones from the last unit to the first and, if the row ``is_marked``, a mark with its ``weight``."""
     draws, n = out.shape
     states = np.full(draws, 2 * k + is_marked)
     for start in range((n - 1) // table.length * table.length, -1, -table.length):
         stop = min(start + table.length, n)
         restore(table, p, q, weight, weight, start, stop)
-        _draw_block(table, p, q, weight, start, stop, states, seed, origin, out)
+        _draw_block(table, p, q, weight, start, stop, states, seed, draw, row, out)
 
 
 @kernel
-def _draw_tasks(from_task, to_task, parts, theta, k, thresholds, close, seed, first, out):
+def _draw_tasks(from_task, to_task, parts, theta, k, thresholds, close, seed, out):
     draws, _, n = out.shape
     left = 0
     p, q, none, table = np.empty(n), np.empty(n), np.empty(0), empty_table(n)
@@ -199,8 +198,7 @@ def _draw_tasks(from_task, to_task, parts, theta, k, thresholds, close, seed, fi
         if chance < SURE:
             chances(theta[r], anchor, offset, p, q)
             _, _, table = plan(p, q, none, none, k[r], table)
-        origin = first[0] + start_draw, first[1] + r, first[2]
-        draw_row(table, p, q, none, k[r], False, seed[0], origin, mine)
+        draw_row(table, p, q, none, k[r], False, seed[0], start_draw, r, mine)
     return left
 
 
@@ -209,14 +207,12 @@ def draw_parts(rows: int, draws: int) -> int:
     return 1 if rows >= ROW_TASKS else max(1, min(ROW_TASKS, draws // DRAWS_A_TASK))
 
 
-def bernoulli_count_draw(
-    logits: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
-) -> Tensor:
+def bernoulli_count_draw(logits: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
     *batch, n = logits.shape
     rows = math.prod(batch)
     out = torch.empty(draws, rows, n, dtype=torch.bool, device=logits.device)
     parts = draw_parts(rows, draws)
-    place = seed.contiguous().numpy(), tuple(first), out.numpy()
+    place = seed.contiguous().numpy(), out.numpy()
 
     def loop(logits: Tensor, k: Tensor, thresholds: tuple[Any, Any], close: float) -> bool:
         arguments = logits.numpy(), k.numpy(), thresholds, close, *place

@@ -9,7 +9,6 @@ units, by their count:
 # mypy: disable-error-code="no-untyped-def"
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -172,7 +171,7 @@ def marked_count_log_prob_derivative(
 
 
 @kernel
-def _draw_tasks(from_task, to_task, parts, probs, k, seed, first, out):
+def _draw_tasks(from_task, to_task, parts, probs, k, seed, out):
     draws, _, n = out.shape
     p, q, weight, table = np.empty(n), np.empty(n), np.empty(n), empty_table(n)
     for task in range(from_task, to_task):
@@ -183,18 +182,15 @@ def _draw_tasks(from_task, to_task, parts, probs, k, seed, first, out):
             mine[:, :] = False
             continue
         _, total, table = plan(p, q, weight, weight, k[r], table)
-        origin = first[0] + start_draw, first[1] + r, first[2]
-        draw_row(table, p, q, weight, k[r], total > 0, seed[0], origin, mine)
+        draw_row(table, p, q, weight, k[r], total > 0, seed[0], start_draw, r, mine)
     return 0
 
 
-def marked_count_draw(
-    probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
-) -> Tensor:
+def marked_count_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
     *batch, n = probs.shape
     rows = math.prod(batch)
     out, parts = torch.empty(draws, rows, n, dtype=torch.bool, device=probs.device), draw_parts(rows, draws)
     arguments = (x.contiguous().numpy() for x in (probs.reshape(rows, n), k.reshape(rows), seed))
     items = (16 * parts + 2 * draws) * rows * n
-    over_rows(_draw_tasks, rows * parts, items, parts, *arguments, tuple(first), out.numpy())
+    over_rows(_draw_tasks, rows * parts, items, parts, *arguments, out.numpy())
     return out.view(draws, *batch, n).to(dtype)

@@ -1,7 +1,6 @@
 """The definition of draws given the count, with one marked unit or without: all counts of all first units."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,21 +11,17 @@ from ..random_numbers.philox import uniform_rows
 from ..threshold import solve_threshold
 
 
-def bernoulli_count_draw(
-    logits: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
-) -> Tensor:
+def bernoulli_count_draw(logits: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
     """k-hot draws ``(draws, *batch, n)`` of units with these logits ``(*batch, n)`` given k ones."""
     z = logits - solve_threshold(logits, k).nan_to_num(0.0, 0.0, 0.0).unsqueeze(-1)
-    return _draw(torch.sigmoid(z), torch.sigmoid(-z), torch.zeros_like(z), k, seed, first, draws).to(dtype)
+    return _draw(torch.sigmoid(z), torch.sigmoid(-z), torch.zeros_like(z), k, seed, draws).to(dtype)
 
 
-def marked_count_draw(
-    probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
-) -> Tensor:
+def marked_count_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
     """The same of units with these probabilities, which add up to k, and with a mark."""
     p = balance(probs, k)
     weight = p * (1 - p)  # |1 - p| p for a one, |0 - p| (1 - p) for a zero
-    return _draw(p, 1 - p, weight, k, seed, first, draws).to(dtype)
+    return _draw(p, 1 - p, weight, k, seed, draws).to(dtype)
 
 
 def _laws(p: Tensor, q: Tensor, weight: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -41,12 +36,12 @@ def _laws(p: Tensor, q: Tensor, weight: Tensor) -> list[tuple[Tensor, Tensor]]:
     return laws
 
 
-def _draw(p: Tensor, q: Tensor, weight: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int) -> Tensor:
+def _draw(p: Tensor, q: Tensor, weight: Tensor, k: Tensor, seed: Tensor, draws: int) -> Tensor:
     """Draws the last unit, with the mark or without, then the one before it, and so on, given what is left."""
     *batch, n = p.shape
     rows = math.prod(batch)
     p, q, weight = (x.reshape(rows, n) for x in (p, q, weight))
-    laws, u = _laws(p, q, weight), uniform_rows(seed, draws, [rows], n, first)
+    laws, u = _laws(p, q, weight), uniform_rows(seed, draws, [rows], n)
     left, drawn = k.reshape(rows).expand(draws, rows), []
 
     def at(x: Tensor, count: Tensor) -> Tensor:

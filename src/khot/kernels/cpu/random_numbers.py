@@ -1,7 +1,6 @@
 """The random numbers of :mod:`khot.kernels.random_numbers.philox` inside numba kernels, one place at a time.
 
-These are functions of a seed, a draw, a row and a place, all of them integers; words are uint64 below 2^32. The caller
-adds the :class:`~khot.kernels.random_numbers.philox.Place` of the call to its own draw, row and place.
+These are functions of a seed, a draw, a row and a place, all of them integers; words are uint64 below 2^32.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -52,10 +51,10 @@ def empty_draws(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
 
 
 @per_row
-def fill_uniform(seed, draw, row, first_unit, u):
-    """Numbers uniform on [0, 1) for the units of a row, starting with an even unit, as in ``uniform_rows``."""
+def fill_uniform(seed, draw, row, u):
+    """Numbers uniform on [0, 1) for the units of a row, as in ``uniform_rows``."""
     n = u.shape[0]
     for place in range(n // 2):
-        u[2 * place], u[2 * place + 1] = uniform_pair(seed, draw, row, first_unit // 2 + place)
+        u[2 * place], u[2 * place + 1] = uniform_pair(seed, draw, row, place)
     if n % 2 > 0:
-        u[n - 1] = uniform_pair(seed, draw, row, first_unit // 2 + n // 2)[0]
+        u[n - 1] = uniform_pair(seed, draw, row, n // 2)[0]

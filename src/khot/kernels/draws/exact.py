@@ -1,6 +1,6 @@
 """The definition of tournaments: all rows and draws at once, round by round, in plain torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import random_numbers
 from ..exact.small_numbers import constant_if_tiny
 from ..operators.autograd import by_formula
-from ..random_numbers.philox import Place, random_words, uniform
+from ..random_numbers.philox import random_words, uniform
 
 Luck = Callable[[int, int], Tensor]  # uniform numbers for the places from the first up to the last, exclusive
 
@@ -42,23 +42,19 @@ def _balance_slope(g: Tensor, probs: Tensor, _: Tensor, balanced: Tensor, total:
     return (torch.addcmul(1 + share, probs, share, value=-2) * g).sum_to_size(probs.shape)
 
 
-def pivotal_draw(
-    probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
-) -> Tensor:
+def pivotal_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
     """k-hot draws ``(draws, *batch, n)`` by tournaments in random order, a function of the seed.
 
     Args:
         probs: Inclusion probabilities ``(*batch, n)``, which are balanced here.
         k: Number of ones, integers ``(*batch)``.
         seed: From :func:`khot.kernels.random_numbers.philox.draw_seed`.
-        first: The :class:`~khot.kernels.random_numbers.philox.Place` of the first draw, row and unit among all of the
-            seed.
         draws: Number of draws for each row.
         dtype: Dtype of the result.
     """
-    n, start = probs.shape[-1], Place(*first)
+    n = probs.shape[-1]
     block = 1 << (n - 1).bit_length()
-    a, b, c, d = random_words(seed, draws, k.numel(), n, (start.draw, start.row, start.unit))
+    a, b, c, d = random_words(seed, draws, k.numel(), n)
     order = ((a << 31) | (b >> 1)) & -block | torch.arange(n, device=seed.device)
     order = (order.sort(-1).values & (block - 1)).view(draws, *k.shape, n)
     units, u = balance(probs, k).expand(order.shape).gather(-1, order), uniform(c, d).view(order.shape)

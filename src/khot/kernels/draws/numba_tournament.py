@@ -7,8 +7,6 @@ part is sorted there. The probabilities then overwrite the keys. The random numb
 
 # mypy: disable-error-code="no-untyped-def"
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,11 +23,11 @@ TINY = np.finfo(np.float64).tiny
 
 
 @per_row
-def _fill(seed, draw, row, first_unit, start, block, key, luck):
+def _fill(seed, draw, row, start, block, key, luck):
     """Random bits that end in the number of a place, and uniform numbers, for places that begin at ``start``."""
     for i in range(key.shape[0]):
         place = start + i
-        a, b, c, d = random_words(seed, draw, row, first_unit + place)
+        a, b, c, d = random_words(seed, draw, row, place)
         key[i] = (np.int64((a << np.uint64(31)) | (b >> np.uint64(1))) & -block) | place
         luck[i] = uniform(c, d)
 
@@ -123,7 +121,7 @@ def _write(fate, x):
 
 
 @kernel
-def _tournaments(first, last, probs, k, seed, first_draw, first_row, first_unit, bits, x):
+def _tournaments(first, last, probs, k, seed, bits, x):
     rows, n = probs.shape
     is_long, block, shift, part_shift = n > PART, 1 << bits, BITS - bits, BITS
     parts, buckets = (2 * block // PART, PART // 2) if is_long else (1, block)
@@ -136,7 +134,7 @@ def _tournaments(first, last, probs, k, seed, first_draw, first_row, first_unit,
     for task in range(first, last):
         draw, row = task // rows, task % rows
         for i in range(0, n, PART):
-            _fill(seed[0], first_draw + draw, first_row + row, first_unit, i, block, key[i : i + PART], luck)
+            _fill(seed[0], draw, row, i, block, key[i : i + PART], luck)
         if is_long:
             _take_to_parts(key, part_shift, part, free)
         for i in range(parts):
@@ -147,7 +145,7 @@ def _tournaments(first, last, probs, k, seed, first_draw, first_row, first_unit,
             if is_long:
                 for i in range(half, count, PART):
                     some = ordered[: min(PART, count - i)]  # keys that are no longer needed
-                    _fill(seed[0], first_draw + draw, first_row + row, first_unit, i, block, some, luck)
+                    _fill(seed[0], draw, row, i, block, some, luck)
                     _duels(p[i - half :], unit[i - half :], half, some.shape[0], luck, fate)
             else:
                 _duels(p, unit, half, count - half, luck[half:], fate)
@@ -157,14 +155,12 @@ def _tournaments(first, last, probs, k, seed, first_draw, first_row, first_unit,
     return 0
 
 
-def pivotal_draw(
-    probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
-) -> Tensor:
+def pivotal_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
     *batch, n = probs.shape
     rows = probs.detach() if probs.dtype in (torch.float32, torch.float64) else probs.detach().double()
     rows = rows.reshape(-1, n).contiguous()
     x = empty_draws(rows, (draws * len(rows), n), dtype)
     sizes = k.reshape(-1).contiguous()  # for an expanded design the loop would otherwise be compiled again
     arguments = (v.numpy() for v in (rows, sizes, seed))
-    over_rows(_tournaments, len(x), STEPS * len(x) * n, *arguments, *first, (n - 1).bit_length(), x.numpy())
+    over_rows(_tournaments, len(x), STEPS * len(x) * n, *arguments, (n - 1).bit_length(), x.numpy())
     return x.view(draws, *batch, n).to(dtype)

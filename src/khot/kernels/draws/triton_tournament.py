@@ -10,15 +10,13 @@ is in float64, whatever the dtype of probs.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..gpu.plans import Table, plan
-from ..gpu.random_numbers import place_of, random_words, uniform_double
+from ..gpu.random_numbers import random_words, uniform_double
 from ..gpu.tools import on_device, rows_of, without_expansion
 
 TOURNAMENT: Table = {torch.float64: ((128, 1), (512, 4), (4096, 16))}
@@ -32,17 +30,17 @@ def _balance(p, k):
     return p + spread * tl.minimum(tl.maximum(share, -1.0), 1.0)
 
 
-@triton.jit(do_not_specialize=["first_draw", "first_row", "first_unit"])
+@triton.jit
 def _tournament(
-    p_ptr, x_ptr, k_ptr, seed_ptr, stride_p, stride_x, stride_k, rows, batch, n, first_draw, first_row, first_unit,
+    p_ptr, x_ptr, k_ptr, seed_ptr, stride_p, stride_x, stride_k, rows, batch, n,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     serial = tl.program_id(0)
-    draw, number = place_of(serial, batch, first_draw, first_row)
+    draw, number = serial // batch, serial % batch
     row = (serial % rows).to(tl.int64)
     x_ptr += serial.to(tl.int64) * stride_x
     place = tl.arange(0, BLOCK)
-    a, b, c, d = random_words(tl.load(seed_ptr), draw, number, first_unit + place)
+    a, b, c, d = random_words(tl.load(seed_ptr), draw, number, place)
     bits = ((a.to(tl.uint64) << 31) | (b >> 1).to(tl.uint64)).to(tl.int64)
     bits = tl.where(place < n, bits, 0x7FFFFFFFFFFFFFFF)  # padding comes last
     unit = (tl.sort((bits & -BLOCK) | place) & (BLOCK - 1)).to(tl.int32)  # at each place of the order
@@ -66,9 +64,7 @@ def _tournament(
     tl.store(x_ptr + unit, (p > 0.5).to(tl.float32).to(x_ptr.dtype.element_ty), mask=(place == 0) & (unit < n))
 
 
-def pivotal_draw(
-    probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
-) -> Tensor:
+def pivotal_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
     shape, batch = (draws, *probs.shape), k.numel()
     draws, (probs, k) = without_expansion(draws, probs, k)
     rows, sizes = rows_of(probs), k.reshape(-1)
@@ -77,7 +73,7 @@ def pivotal_draw(
     x = torch.empty(draws * count, n, dtype=dtype, device=probs.device)
     with on_device(probs):
         _tournament[(draws * count,)](
-            rows, x, sizes, seed, rows.stride(0), x.stride(0), sizes.stride(0), count, batch, n, *first,
+            rows, x, sizes, seed, rows.stride(0), x.stride(0), sizes.stride(0), count, batch, n,
             BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
     return x.reshape(shape)

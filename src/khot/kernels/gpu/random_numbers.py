@@ -10,12 +10,6 @@ import triton.language as tl
 
 
 @triton.jit
-def place_of(serial, rows, first_draw, first_row):
-    """Draw and row of the seed for this number of a draw and row in a call; the rows of a draw are consecutive."""
-    return serial // rows + first_draw, serial % rows + first_row
-
-
-@triton.jit
 def random_words(seed, draw, row, place):
     """Four blocks of 32 random bits for a block of places of one row of a draw."""
     place = place.to(tl.uint32)

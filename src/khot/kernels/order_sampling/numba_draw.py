@@ -4,7 +4,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from torch import Tensor
 from ..cpu.loops import inlined, kernel, over_rows, per_row, specialised
 from ..cpu.maths import EXP, LOG
 from ..cpu.random_numbers import empty_draws, fill_uniform
-from ..random_numbers.philox import even_place
 from ..selection.numba_counting import SUSPECT, mark_largest
 from .reference_draw import LARGEST_LOG, SMALLEST
 
@@ -55,12 +54,12 @@ def _fill_ranks_of(exp_noise: Any) -> Any:
 
 
 def _rows_of(fill_ranks: Any) -> Callable[..., int]:
-    def rows(first, last, theta, k, centre, seed, first_draw, first_row, first_unit, x):
+    def rows(first, last, theta, k, centre, seed, x):
         count, n = theta.shape
         u = np.empty(n)
         for task in range(first, last):
             draw, row = task // count, task % count
-            fill_uniform(seed[0], first_draw + draw, first_row + row, first_unit, u)
+            fill_uniform(seed[0], draw, row, u)
             fill_ranks(theta[row], centre[row], u)
             mark_largest(u, k[row], NEAR_ONE, SUSPECT, x[task])
         return 0
@@ -73,7 +72,6 @@ def order_draw(
     k: Tensor,
     centre: Tensor,
     seed: Tensor,
-    first: Sequence[int],
     draws: int,
     dtype: torch.dtype,
     noise: str,
@@ -84,5 +82,5 @@ def order_draw(
     # Contiguous numbers of rows, even for an expanded design, for which the loop would otherwise be compiled again.
     sizes, centres = (v.reshape(-1).contiguous() for v in (k, centre))
     arguments = (v.numpy() for v in (positions, sizes, centres, seed))
-    over_rows(_loop(noise), len(x), STEPS * x.numel(), *arguments, *even_place(first), x.numpy())
+    over_rows(_loop(noise), len(x), STEPS * x.numel(), *arguments, x.numpy())
     return x.view(draws, *batch, n).to(dtype)

@@ -1,7 +1,5 @@
 """The definition of order sampling by independent ranks, for all units of all draws at once, in plain torch."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -49,7 +47,6 @@ def order_draw(
     k: Tensor,
     centre: Tensor,
     seed: Tensor,
-    first: Sequence[int],
     draws: int,
     dtype: torch.dtype,
     noise: str,
@@ -61,12 +58,10 @@ def order_draw(
         k: Number of ones, integers ``(*batch)``.
         centre: From :func:`rank_centre`.
         seed: From :func:`khot.kernels.random_numbers.philox.draw_seed`.
-        first: The :class:`~khot.kernels.random_numbers.philox.Place` of the first draw, row and unit among all of the
-            seed.
         draws: Number of draws for each row.
         dtype: Dtype of the result.
         noise: Name of the noise.
     """
     *batch, n = theta.shape
-    ranks = _exp_noise(NOISES[noise], uniform_rows(seed, draws, batch, n, first)) * rank_scale(theta, centre)
+    ranks = _exp_noise(NOISES[noise], uniform_rows(seed, draws, batch, n)) * rank_scale(theta, centre)
     return (ranks.argsort(dim=-1, stable=True).argsort(-1) < k.unsqueeze(-1)).to(dtype)

@@ -13,7 +13,6 @@ contiguous.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-from collections.abc import Sequence
 
 import torch
 import triton
@@ -21,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..gpu.plans import Table, plan
-from ..gpu.random_numbers import place_of, random_words, uniform_and_rest
+from ..gpu.random_numbers import random_words, uniform_and_rest
 from ..gpu.tools import (
     add3,
     arithmetic,
@@ -68,14 +67,13 @@ def _tile_keys(
     seed,
     draw,
     row,
-    first_unit,
     NOISE: tl.constexpr,
     BLOCK: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
     """The bits of a tile of ranks: 0 for included units, INFINITE for excluded ones and beyond the row."""
     theta = load_tile(theta_ptr, start, n, BLOCK, DTYPE)  # (BLOCK,)
-    a, b, c, d = random_words(seed, draw, row, (start + first_unit) // 2 + tl.arange(0, BLOCK // 2))
+    a, b, c, d = random_words(seed, draw, row, start // 2 + tl.arange(0, BLOCK // 2))
     u, rest = uniform_and_rest(tl.interleave(a, c), tl.interleave(b, d))
     centred = standardise(theta, high, low, 1.0).to(tl.float32)
     rank = NOISE(u, rest) * tl.exp(-tl.minimum(tl.maximum(centred, -REACH), REACH))
@@ -153,7 +151,7 @@ def _chosen(key, cut, ties, seen):
     return chosen, seen
 
 
-@triton.jit(do_not_specialize=["first_draw", "first_row", "first_unit"])
+@triton.jit
 def _order_draw(
     theta_ptr,
     x_ptr,
@@ -164,16 +162,13 @@ def _order_draw(
     rows,
     batch,
     n,
-    first_draw,
-    first_row,
-    first_unit,
     NOISE: tl.constexpr,
     BLOCK: tl.constexpr,
     IN_REGISTERS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
     serial = tl.program_id(0)
-    draw, number = place_of(serial, batch, first_draw, first_row)
+    draw, number = serial // batch, serial % batch
     row = (serial % rows).to(tl.int64)
     k = tl.load(k_ptr + row).to(tl.int32)
     t = tl.load(t_ptr + row)
@@ -183,13 +178,13 @@ def _order_draw(
     x_ptr += serial.to(tl.int64) * n
     seen = tl.zeros((), tl.int32)
     if IN_REGISTERS:
-        key = _tile_keys(theta_ptr, 0, n, high, low, seed, draw, number, first_unit, NOISE, BLOCK, DTYPE)
+        key = _tile_keys(theta_ptr, 0, n, high, low, seed, draw, number, NOISE, BLOCK, DTYPE)
         cut, ties = _find(key, x_ptr, n, k, BLOCK, True)
         chosen, _ = _chosen(key, cut, ties, seen)
         store_tile(x_ptr, chosen.to(tl.float32), 0, n, BLOCK)
     else:
         for start in range(0, n, BLOCK):
-            key = _tile_keys(theta_ptr, start, n, high, low, seed, draw, number, first_unit, NOISE, BLOCK, DTYPE)
+            key = _tile_keys(theta_ptr, start, n, high, low, seed, draw, number, NOISE, BLOCK, DTYPE)
             store_tile(x_ptr, key.to(tl.float32, bitcast=True), start, n, BLOCK)
         tl.debug_barrier()  # other threads will read what this one stored
         cut, ties = _find(0, x_ptr, n, k, BLOCK, False)
@@ -204,7 +199,6 @@ def order_draw(
     k: Tensor,
     centre: Tensor,
     seed: Tensor,
-    first: Sequence[int],
     draws: int,
     dtype: torch.dtype,
     noise: str,
@@ -219,7 +213,7 @@ def order_draw(
     x = torch.empty(draws * count, n, dtype=room, device=theta.device)
     with on_device(theta):
         _order_draw[(draws * count,)](
-            rows, x, t, seed, sizes, rows.stride(0), count, batch, n, *first, NOISE=NOISES[noise],
+            rows, x, t, seed, sizes, rows.stride(0), count, batch, n, NOISE=NOISES[noise],
             BLOCK=how.block, IN_REGISTERS=how.resident, DTYPE=arithmetic(theta)[1], num_warps=how.warps,
         )  # fmt: skip
     return x.to(dtype).reshape(shape)

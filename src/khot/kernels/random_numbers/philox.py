@@ -1,8 +1,7 @@
 """Random numbers as a function of a seed, a draw and a place in it, which torch and Triton kernels have in common.
 
-Philox4x32 with ten rounds; the counter is (place, row, draw, 0), and the key is the seed. Places, rows and draws are
-counted from a :class:`Place` among all that the seed has, so that a process that makes some of the draws gets the same
-numbers as one that makes all. The version in plain torch is the definition: torch's own generator is faster.
+Philox4x32 with ten rounds; the counter is (place, row, draw, 0), and the key is the seed. The
+version in plain torch is the definition: torch's own generator is faster.
 
 References:
     [1] Salmon, Moraes, Dror, Shaw (2011), "Parallel random numbers: as easy as 1, 2, 3".
@@ -10,7 +9,6 @@ References:
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,43 +21,12 @@ def draw_seed(device: torch.device, generator: torch.Generator | None = None) ->
     return torch.randint(2**63 - 1, (1,), device=device, generator=generator)
 
 
-class Place(NamedTuple):
-    """Where the draws of a call begin among all draws of a seed.
-
-    Attributes:
-        draw: The first draw.
-        row: The first row of parameters.
-        unit: The first unit of a row; even, because two units share a value of the counter.
-    """
-
-    draw: int = 0
-    row: int = 0
-    unit: int = 0
-
-
-FIRST = list(Place())  # in the form for operators
-
-
-def even_place(first: Sequence[int]) -> Place:
-    """Where draws begin whose units share values of the counter.
-
-    Raises:
-        ValueError: If that is at an odd unit.
-    """
-    start = Place(*first)
-    if start.unit % 2:
-        raise ValueError(f"draws must begin at an even unit, but got {start}")
-    return start
-
-
-def random_words(
-    seed: Tensor, draws: int, rows: int, places: int, first: Sequence[int]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four blocks ``(draws, rows, places)`` of 32 random bits, as int64, starting at a given draw, row and place."""
+def random_words(seed: Tensor, draws: int, rows: int, places: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four blocks ``(draws, rows, places)`` of 32 random bits, as int64."""
     shape, zero = (draws, rows, places), torch.zeros((), dtype=torch.long, device=seed.device)
     draw, row, place = (
-        (torch.arange(count, device=seed.device) + start).view(view).expand(shape)
-        for count, start, view in zip(shape, first, ((-1, 1, 1), (-1, 1), (-1,)), strict=True)
+        torch.arange(count, device=seed.device).view(view).expand(shape)
+        for count, view in zip(shape, ((-1, 1, 1), (-1, 1), (-1,)), strict=True)
     )
     c = (place, row, draw, zero.expand(shape))
     low, high = seed & WORD, (seed >> 32) & WORD
@@ -80,16 +47,8 @@ def uniform(high: Tensor, low: Tensor) -> Tensor:
     return ((high << 21) | (low >> 11)).double() * 2.0**-53
 
 
-def words_of_rows(
-    seed: Tensor, draws: int, batch: Sequence[int], n: int, first: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Two blocks ``(draws, *batch, n)`` of 32 random bits; two units share a value of the counter."""
-    start = even_place(first)
-    words = random_words(seed, draws, math.prod(batch), (n + 1) // 2, (start.draw, start.row, start.unit // 2))
+def uniform_rows(seed: Tensor, draws: int, batch: Sequence[int], n: int) -> Tensor:
+    """:func:`uniform` numbers ``(draws, *batch, n)``; two units share a value of the counter."""
+    words = random_words(seed, draws, math.prod(batch), (n + 1) // 2)
     high, low = (torch.stack((words[i], words[j]), -1).flatten(-2)[..., :n] for i, j in ((0, 2), (1, 3)))
-    return high.reshape(draws, *batch, n), low.reshape(draws, *batch, n)
-
-
-def uniform_rows(seed: Tensor, draws: int, batch: Sequence[int], n: int, first: Sequence[int]) -> Tensor:
-    """:func:`uniform` numbers ``(draws, *batch, n)``."""
-    return uniform(*words_of_rows(seed, draws, batch, n, first))
+    return uniform(high, low).reshape(draws, *batch, n)
