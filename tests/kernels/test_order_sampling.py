@@ -242,8 +242,8 @@ def test_loops_and_torch_agree(noise, depth):
     value = torch.stack((theta.argsort(-1).argsort(-1) >= 9 - k[:, None], first, first.flip(-1))).to(theta.dtype)
     found = kernel.inclusion_probabilities(noise, theta, k, depth), kernel.log_prob(noise, theta, k, value, depth)
     expected = (
-        kernel._inclusion_in_torch(theta, k, noise.name),
-        kernel._log_prob_in_torch(theta, k, value, noise.name),
+        kernel._inclusion_in_torch(noise, theta, k),
+        kernel._log_prob_in_torch(noise, theta, k, value),
     )
     tolerance = 20 * math.exp(-depth) + 1e-12
     assert expected[1].isinf().any() and expected[1].isfinite().any()
@@ -266,7 +266,7 @@ def test_masked_rows_stay_in_the_loops(noise, mask, cpu_backend, monkeypatch):
     k = is_sure.sum(-1) + 2
     value = (limits.argsort(-1).argsort(-1) >= 20 - k[:, None]).double()
     log_prob, inclusion = kernel._log_prob_in_torch, kernel._inclusion_in_torch
-    expected = log_prob(limits, k, value, noise.name), inclusion(limits, k, noise.name)
+    expected = log_prob(noise, limits, k, value), inclusion(noise, limits, k)
     if cpu_backend == "numba":
         for name in ("_log_prob_in_torch", "_inclusion_in_torch"):
             monkeypatch.setattr(kernel, name, lambda *_, **__: pytest.fail("a row has left the loop"))

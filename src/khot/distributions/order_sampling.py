@@ -32,8 +32,6 @@ class OrderSampling(SamplingDesign):
     integrals over one variable, computed by quadrature. A subclass defines the noise, and how the positions
     :math:`\vartheta` follow from its parameter.
 
-    Compiled graphs contain each of the two integrals as one operator, whose derivative computes the integral again.
-
     On CUDA and ROCm tensors, and on a CPU with numba, a draw is one kernel, which makes the noise and selects by it,
     also with a k per row. On an accelerator, a small number of draws of more than 131072 units is left to torch.
 

@@ -33,15 +33,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from khot._contents import can_look, has_contents
-from khot._shapes import broadcast_shapes
+from khot._contents import can_look
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.exact.rows import number_on
 from khot.kernels.operators.autograd import has_derivative
-from khot.kernels.operators.differentiable import differentiable_operator
 from khot.kernels.order_sampling import EXACT, integrals
 from khot.kernels.order_sampling.derivatives import fused_inclusion, fused_log_prob
-from khot.kernels.order_sampling.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
+from khot.kernels.order_sampling.noises import LOG_EXPONENTIAL, LOGISTIC, SURE, Law, Noise
 from khot.kernels.threshold import solve_threshold
 
 from . import order_at_once, order_inclusion_at_once
@@ -95,21 +93,14 @@ def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor, depth:
 
     ``depth`` is the accuracy that the caller needs, as in :mod:`khot.kernels.order_sampling`.
     """
-    if is_fused(theta) or not has_contents(theta, value):
-        return _log_prob(theta, number_on(theta.device, k), value, noise.name, depth)
-    return _log_prob_in_torch(theta, k, value, noise.name)
+    if is_fused(theta) and _runs_now(theta, value) and not has_derivative(value, torch.is_grad_enabled()):
+        exact = partial(_log_prob_in_torch, noise)
+        return fused_log_prob(theta, number_on(theta.device, k), value, noise.name, depth, exact)
+    return _log_prob_in_torch(noise, theta, k, value)
 
 
 def _as_number(k: int | Tensor) -> int | Tensor:
     return int(k) if isinstance(k, Tensor) and k.ndim == 0 and can_look(k) else k
-
-
-@differentiable_operator("order_sampling_log_prob")
-def _log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float) -> Tensor:
-    derivative_by_value = has_derivative(value, torch.is_grad_enabled())
-    if is_fused(theta) and _runs_now(theta, k, value) and not derivative_by_value:
-        return fused_log_prob(theta, k, value, noise, depth, partial(_log_prob_in_torch, noise=noise))
-    return _log_prob_in_torch(theta, k, value, noise)
 
 
 def _runs_now(*tensors: Tensor) -> bool:
@@ -117,17 +108,17 @@ def _runs_now(*tensors: Tensor) -> bool:
     return runs_on_cpu(*tensors) and all(x.numel() for x in tensors)
 
 
-def _log_prob_in_torch(theta: Tensor, k: int | Tensor, value: Tensor, noise: str) -> Tensor:
-    at_once = order_at_once.log_prob(NOISES[noise], theta, _as_number(k), value)
+def _log_prob_in_torch(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
+    at_once = order_at_once.log_prob(noise, theta, _as_number(k), value)
     if at_once is not None:
         return at_once
-    rows, law_of = _rows(theta, k), NOISES[noise]
+    rows = _rows(theta, k)
     contradicts = (~rows.open & ((value != 0) != rows.certain)).any(-1)
     void = contradicts | ~(rows.open & (value != 0)).any(-1)
     first = torch.arange(theta.shape[-1], device=theta.device) == 0
     value = torch.where(void[..., None], first.double(), value.double().where(rows.open, 0.0))
     missing = (1 - value) * (rows.open | void[..., None])
-    distance, around = _seen_from_the_peak(law_of, rows, value, missing)
+    distance, around = _seen_from_the_peak(noise, rows, value, missing)
     # Tails of the form e^z and e^-z are taken out of the integral, where they would cost digits. At a tie the distance
     # is the nearer one: minimum and maximum would give each of the two half of the derivative.
     lower, upper = -around.high[..., None] - FAR, -around.low[..., None] + FAR
@@ -139,7 +130,7 @@ def _log_prob_in_torch(theta: Tensor, k: int | Tensor, value: Tensor, noise: str
     slab = max(1, MAX_ELEMENTS // max(1, value.numel()))
 
     def log_integrand(s: Tensor) -> Tensor:
-        law = law_of.law(s[..., None] + near)
+        law = noise.law(s[..., None] + near)
         rate = (value * law.ahead).sum(-1).clamp(min=UNDERFLOW)
         return (value * law.log_cdf + missing * law.log_sf).sum(-1) + rate.log()
 
@@ -150,12 +141,6 @@ def _log_prob_in_torch(theta: Tensor, k: int | Tensor, value: Tensor, noise: str
     peak = log_values.detach().amax(0)
     log_probability = ((log_values - peak).exp() * weight).sum(0).log() + peak + of_tails
     return torch.where(void, torch.where(contradicts, -torch.inf, 0.0), log_probability)
-
-
-@_log_prob.register_fake
-def _(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float) -> Tensor:
-    shape = broadcast_shapes(value.shape[:-1], theta.shape[:-1])
-    return theta.new_empty(shape, dtype=torch.float64)
 
 
 def _seen_from_the_peak(noise: Noise, rows: _Rows, value: Tensor, missing: Tensor) -> tuple[Tensor, _Range]:
@@ -267,36 +252,25 @@ def _count_of_shifts(theta: Tensor, k: Tensor, tilt: Tensor) -> Callable[[Tensor
 
 def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor, depth: float = EXACT) -> Tensor:
     """P(i in S) of every unit, ``(*batch, n)``, to about 1e-12, or to e^-depth if less is required."""
-    if is_fused(theta) or not has_contents(theta):
-        return _inclusion_probabilities(theta, number_on(theta.device, k), noise.name, depth)
-    return _inclusion_in_torch(theta, k, noise.name)
+    if is_fused(theta) and _runs_now(theta):
+        exact = partial(_inclusion_in_torch, noise)
+        return fused_inclusion(theta, number_on(theta.device, k), noise.name, depth, exact)
+    return _inclusion_in_torch(noise, theta, k)
 
 
-@differentiable_operator("order_sampling_inclusion")
-def _inclusion_probabilities(theta: Tensor, k: Tensor, noise: str, depth: float) -> Tensor:
-    if is_fused(theta) and _runs_now(theta, k):
-        return fused_inclusion(theta, k, noise, depth, partial(_inclusion_in_torch, noise=noise))
-    return _inclusion_in_torch(theta, k, noise)
-
-
-def _inclusion_in_torch(theta: Tensor, k: int | Tensor, noise: str) -> Tensor:
-    at_once = order_inclusion_at_once.inclusion(NOISES[noise], theta, _as_number(k))
+def _inclusion_in_torch(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor:
+    at_once = order_inclusion_at_once.inclusion(noise, theta, _as_number(k))
     if at_once is not None:
         return at_once
     rows = _rows(theta, k)
-    included, out = _inclusion(NOISES[noise], rows)
+    included, out = _inclusion(noise, rows)
     probs = torch.where(included < out, included, 1 - out)
     return torch.where(rows.open, probs, rows.certain.double())
 
 
-@_inclusion_probabilities.register_fake
-def _(theta: Tensor, k: Tensor, noise: str, depth: float) -> Tensor:
-    return theta.new_empty(theta.shape, dtype=torch.float64)
-
-
 def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor, log_odds: Tensor | None = None) -> Tensor:
     """The positions with given inclusion probabilities, by :func:`solve_logits`."""
-    return solve_logits(probs, k, FAMILIES[noise.name], log_odds)  # Dynamo of torch 2.8 cannot hash a `Noise`
+    return solve_logits(probs, k, FAMILIES[noise.name], log_odds)
 
 
 def _log_exponential_quantile(log_odds: Tensor) -> Tensor:
