@@ -20,7 +20,6 @@ __all__ = [
     "alias",
     "all_true",
     "apply_untransformed",
-    "count_as_constant",
     "eager_dispatcher",
     "for_transforms",
     "has_memory",
@@ -259,7 +258,7 @@ def overrides_torch_functions(kind: type) -> bool:
     return kind.__torch_function__ is not torch._C._disabled_torch_function_impl  # type: ignore[attr-defined]
 
 
-def count_as_constant(function: Callable[P, R]) -> Callable[P, R]:
+def _count_as_constant(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: Dynamo runs this function while tracing and bakes in the result.
 
     Like ``torch.compiler.assume_constant_result``, which takes a second or two to import the compiler.
@@ -277,7 +276,7 @@ def _dynamo_translator() -> Any:
 _frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
-@count_as_constant  # for Dynamo, which starts with the frame of the function that asks
+@_count_as_constant  # for Dynamo, which starts with the frame of the function that asks
 def is_watched_by_dynamo() -> bool:
     """Whether Dynamo traces the functions that are called here, or the caller at this moment."""
     return _frame_callback() is not None or ("torch._dynamo" in sys.modules and _dynamo_translator() is not None)
@@ -310,7 +309,7 @@ def _torch_26_is_exporting() -> bool:
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", _torch_26_is_exporting)
 
 
-@count_as_constant
+@_count_as_constant
 def is_exporting() -> bool:
     """Whether ``torch.export`` is active."""
     return bool(_is_exporting())
@@ -323,7 +322,7 @@ def is_known(condition: bool) -> bool:
     return condition is True or (condition is not False and statically_known_true(condition))
 
 
-@count_as_constant
+@_count_as_constant
 def writes_onnx() -> bool:
     """Whether ``torch.onnx.export`` traces this; torch's public function imports the whole exporter."""
     flags = sys.modules.get("torch.onnx._internal.exporter._flags")

@@ -191,10 +191,7 @@ def in_graph(
     local = {rows[0]: lead.to_local(grad_placements=kept)}
     for name, value in arguments.items():
         if isinstance(value, Tensor) and name != rows[0]:
-            beside = list(range(lead.dim())) if name in rows and value.dim() > 1 else []
-            beside = batch if name in numbers else beside
-            pairs = zip(reversed(beside), reversed(range(value.dim())), strict=False)
-            axes = {axis: own for axis, own in pairs if value.shape[own] == lead.shape[axis]}
+            axes = _axes_beside(value, lead, name in rows, batch if name in numbers else [])
             local[name] = part_beside(as_dtensor(name, value, rows[0], lead.device_mesh), kept, axes, batch)
     if reduction in ("mean", "sum"):
         local["reduction"] = "none"
@@ -213,6 +210,17 @@ def in_graph(
         return result
     total = result.sum().redistribute(placements=[kinds.Replicate()] * lead.device_mesh.ndim)
     return total / math.prod(shape) if reduction == "mean" else total
+
+
+def _axes_beside(value: Tensor, lead: "DTensor", has_rows: bool, batch: Sequence[int]) -> dict[int, int]:
+    """Maps axes of the rows to axes of another argument, for those along which it has the same length.
+
+    An argument that has no rows may have axes of the batch, those of the rows that are given.
+    """
+    if has_rows:
+        batch = list(range(lead.dim())) if value.dim() > 1 else []  # a single row is for all rows
+    pairs = zip(reversed(batch), reversed(range(value.dim())), strict=False)
+    return {axis: own for axis, own in pairs if value.shape[own] == lead.shape[axis]}
 
 
 def with_own_code(call: Callable[P, R], name: str) -> Callable[P, R]:
@@ -298,16 +306,9 @@ class _Call:
         dtensor: Any = value
         if name == self.lead_name:
             return local_part(self.lead, self.lead.placements)
-        return part_beside(dtensor, self.lead.placements, self._axes_beside(name, dtensor), self.batch)
-
-    def _axes_beside(self, name: str, value: "DTensor") -> dict[int, int]:
-        """Maps axes of the rows to axes of this argument, for those along which it has the same length."""
-        if name in self.layout.rows:
-            beside = list(range(self.lead.dim())) if value.dim() > 1 else []  # a single row is for all rows
-        else:
-            beside = self.batch if name in self.layout.numbers else []
-        pairs = zip(reversed(beside), reversed(range(value.dim())), strict=False)
-        return {axis: own for axis, own in pairs if value.shape[own] == self.lead.shape[axis]}
+        numbered = self.batch if name in self.layout.numbers else []
+        axes = _axes_beside(value, self.lead, name in self.layout.rows, numbered)
+        return part_beside(dtensor, self.lead.placements, axes, self.batch)
 
     def _of_result(self, placement: "Placement") -> "Placement":
         """The placement of the result for a placement of the rows."""

@@ -7,16 +7,17 @@ flow must depend only on reduced numbers, which are the same on all processes; o
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Function
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Shards", "shards_of_rows", "spread_over"]
+__all__ = ["Shards", "seen_by_parts", "shards_of_rows", "spread_over", "sum_of_parts"]
 
 
 class Shards(NamedTuple):
@@ -65,11 +66,6 @@ class Shards(NamedTuple):
         return together
 
     @property
-    def first(self) -> int:
-        """The position in its row of the first local item."""
-        return sum(self.lengths[: self.own])
-
-    @property
     def own(self) -> int:
         """The number of this process's part among the gathered parts."""
         number = 0
@@ -98,3 +94,41 @@ def spread_over(shards: Shards) -> Iterator[None]:
         yield
     finally:
         _state.current = before
+
+
+# A number that belongs to a row is the same on all processes, and so is its gradient. Two functions lead from items to
+# such numbers and back. Each is the derivative of the other, so derivatives of every order follow.
+
+
+class _Sum(Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, shards: Shards) -> Tensor:
+        ctx.shards = shards
+        return torch.stack(shards.sum(*values.unbind()))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Seen.apply(grad, ctx.shards), None
+
+
+class _Seen(Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, shards: Shards) -> Tensor:
+        ctx.shards = shards
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Sum.apply(grad, ctx.shards), None
+
+
+def sum_of_parts(shards: Shards, *values: Tensor) -> tuple[Tensor, ...]:
+    """:meth:`Shards.sum`, differentiable: every process already has the gradient of a sum over all parts."""
+    together: Tensor = _Sum.apply(torch.stack([value.double() for value in values]), shards)
+    return together.unbind()
+
+
+def seen_by_parts(shards: Shards, *values: Tensor) -> tuple[Tensor, ...]:
+    """Float64 numbers of rows as the local items use them; their derivative takes one collective for all of them."""
+    together: Tensor = _Seen.apply(torch.stack(values), shards)
+    return together.unbind()

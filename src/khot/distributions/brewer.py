@@ -1,7 +1,5 @@
 """Brewer's design: k draws of one unit each, with exact inclusion probabilities."""
 
-import operator
-
 import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
@@ -75,7 +73,7 @@ class Brewer(SamplingDesign):
     def _largest_k(self) -> int:
         """The largest k of all rows, or n if k cannot be read."""
         if isinstance(self.size, int):
-            return operator.index(self.size)  # a constant of a graph, which has an operation for each draw
+            return self.size
         if not can_look(self.k):
             return self.event_shape[0]
         return int(self.k.max()) if self.k.numel() else 0

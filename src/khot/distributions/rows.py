@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 from torch.types import _size as SizeLike
 from typing_extensions import Self
 
@@ -15,7 +15,6 @@ from khot._validation import checked_expansion
 from khot.kernels.exact.row_slabs import MOST_SLABS, by_rows
 from khot.laws.kept import Kept
 
-from .base import instance_of
 from .members import DesignMembers
 
 WHOLE = 2**17  # units of rows that are processed as a whole, so that nothing is computed twice
@@ -97,21 +96,6 @@ class DesignOfRows(DesignMembers):
     def _sources(self) -> list[Any]:
         sizes = [] if self._shared_k is not None else [self.k, self.largest_k]
         return [self.parameter, self.temperature, *sizes]
-
-    def _shapes(self) -> tuple[Size, Size]:
-        shape = self.parameter.shape
-        return shape[:-1], shape[-1:]
-
-    def some_rows(self, start: int, stop: int) -> Self:
-        """The design of some rows of the batch, which are numbered as if the batch had one dimension."""
-        batch_dim, rows = len(self.batch_shape), self.batch_shape.numel()
-        attributes = self.__getstate__()
-        for name, value in attributes.items():
-            if isinstance(value, Tensor):
-                attributes[name] = value.detach().reshape(rows, *value.shape[batch_dim:])[start:stop]
-        new = instance_of(type(self), attributes)
-        super(DesignOfRows, new).__init__(*new._shapes(), validate_args=False)
-        return new
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for copies and pickles: the parameter without computed values, whose graph cannot be copied."""

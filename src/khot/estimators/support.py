@@ -115,7 +115,7 @@ def _sizes(law: Distribution, support: k_hot, latents: int) -> list[tuple[int, .
             sizes = sorted({*rows.unique().tolist()})
             raise NotImplementedError(f"enumeration needs the same k in all rows, but got k in {sizes}")
         ends.append(rows[0].tolist() if len(rows) else [0] * latents)
-    return [tuple(range(low, high + 1)) for low, high in zip(*ends, strict=True)]  # Dynamo of torch 2.8 hashes no range
+    return [tuple(range(low, high + 1)) for low, high in zip(*ends, strict=True)]
 
 
 def _product(terms: dict[Any, list[str]], factors: list[Any]) -> str:

@@ -190,18 +190,13 @@ def _check_scorer(design: SamplingDesign, scorer: SamplingDesign) -> None:
 
 
 def _check_sizes(design: SamplingDesign, scorer: SamplingDesign) -> None:
-    for wanted, got in zip(_sizes(design), _sizes(scorer), strict=True):
+    for wanted, got in ((design.k, scorer.k), (design.largest_k, scorer.largest_k)):
         got = got.to(wanted.device)
         wrong = wanted != got
         if wrong.any():
             raise ValueError(
                 f"`log_prob` must have the k of `design`, {wanted[wrong][0]}, but has {got[wrong][0]} in the same row"
             )
-
-
-def _sizes(design: SamplingDesign) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest number of ones."""
-    return design.k, getattr(design, "largest_k", design.k)
 
 
 def _check_marginals(design: SamplingDesign, scorer: SamplingDesign) -> None:

@@ -45,7 +45,7 @@ from torch import Tensor
 
 from khot._torch_internals import eager_dispatcher, no_view
 
-from .call import Call, call_of, is_plain
+from .call import Call, call_of
 from .operators.autograd import move_batch_first
 from .operators.platforms import PLATFORMS, lacks_triton, warn_without_triton
 
@@ -53,7 +53,7 @@ _log = logging.getLogger("khot")
 
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # draws of more units get one program each only if there are this many of them
 
-BACKENDS = ("auto", *PLATFORMS)
+BACKENDS = ("auto", "torch", *PLATFORMS)
 
 
 def _checked(name: str, source: str) -> str:
@@ -114,7 +114,7 @@ class Backend(NamedTuple):
         """The reason why this backend should not compute a call, whether installed or not; None if it should."""
         x, platform = asked[0], PLATFORMS[self.name]
         if _wanted == "auto":
-            if platform.devices is not None and x.device.type not in platform.devices:
+            if x.device.type not in platform.devices:
                 return platform.elsewhere
         elif self.name != _wanted:
             return f"the requested backend is {_wanted}"
@@ -199,17 +199,11 @@ class Backends:
         return None
 
     def is_fused(self, *asked: Any) -> bool:
-        """:meth:`fuses` under a compiler; otherwise whether a backend computes this call."""
-        if torch.compiler.is_compiling():
-            return self.fuses(*asked)
-        choice = self.choose(*asked)
-        return choice is not None
+        """Whether a backend computes this call."""
+        return self.choose(*asked) is not None
 
     def fuses(self, *asked: Any) -> bool:
-        """Whether a backend should compute this call, so that a compiler keeps the call whole.
-
-        This does not test whether that backend is installed, which a compiler could not trace.
-        """
+        """Whether a backend should compute this call; this does not test whether it is installed."""
         return any(choice.declines(*asked) is None for choice in self.registered)
 
 
@@ -248,14 +242,11 @@ class Operator(Backends):
         OPERATORS[name] = self
 
     def __call__(self, *args: Any) -> Any:
-        return self._results(is_plain(*args), args)
+        return self.within(call_of(*args), *args)
 
     def within(self, call: Call, *args: Any) -> Any:
         """The results for these arguments, in a call of known kind."""
-        return self._results(call.is_plain, args)
-
-    def _results(self, plain: bool, args: tuple[Any, ...]) -> Any:
-        if plain:
+        if call.is_plain:
             return self.by(self.choose(*self.asks(*args)), *args)
         return self._definition(*args)
 
@@ -358,7 +349,7 @@ class DrawOperator(Operator):
         return self(*parameters, seed.movedim(seed_dim, 0)[0], *options), 1  # draws and rows have their own numbers
 
 
-def define(name: str, function: Callable[..., Any], **options: Any) -> Any:
+def define(name: str, function: Callable[..., Any]) -> Any:
     """Registers a function as ``khot::name``, inside which all parts of torch except autograd work."""
 
     @functools.wraps(function)
@@ -366,4 +357,4 @@ def define(name: str, function: Callable[..., Any], **options: Any) -> Any:
         with eager_dispatcher(), torch.no_grad():
             return function(*args)
 
-    return torch.library.custom_op(f"khot::{name}", below_dispatcher, mutates_args=(), **options)
+    return torch.library.custom_op(f"khot::{name}", below_dispatcher, mutates_args=())

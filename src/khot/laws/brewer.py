@@ -32,7 +32,6 @@ from torch import Tensor
 from torch.nn.functional import pad, threshold
 
 from khot._contents import can_look
-from khot._torch_internals import count_as_constant
 from khot.kernels.draws import balance
 from khot.kernels.random_numbers import uniform
 
@@ -129,13 +128,8 @@ def _subsets(size: int, device: torch.device) -> Subsets:
     return Subsets(lacks, share, others, places, counts)
 
 
-@count_as_constant  # tracing into the cache would make the compiler warn
-def _listed_subsets(size: int) -> tuple[list[Any], ...]:
-    return _kept_subsets(size)
-
-
 @functools.lru_cache
-def _kept_subsets(size: int) -> tuple[list[Any], ...]:
+def _listed_subsets(size: int) -> tuple[list[Any], ...]:
     levels = [list(combinations(range(size), r)) for r in range(size + 1)]
     place = [{subset: i for i, subset in enumerate(level)} for level in levels]
     subsets = [subset for level in levels[:-1] for subset in level]

@@ -182,14 +182,14 @@ def _log_odds(tilted: Tilted) -> Tensor:
     return log_odds.masked_fill(excluded, -torch.inf).masked_fill(certain, torch.inf)
 
 
-def inclusion_log_odds(logits: Tensor, k: Size, kept: Kept | None = None, balanced: bool = False) -> Tensor:
+def inclusion_log_odds(logits: Tensor, k: Size) -> Tensor:
     """Log-odds of the inclusion probabilities, which keep the digits that the probabilities lose next to 1."""
 
     def by_tree(logits: Tensor) -> Tensor:
-        return tilted_by_rows(lambda tilted: (_log_odds(tilted),), logits, k, kept, balanced)[0]
+        return tilted_by_rows(lambda tilted: (_log_odds(tilted),), logits, k)[0]
 
     if not isinstance(k, SizeRange) and unit_by_unit.takes(logits, k):
-        return unit_by_unit.inclusion(logits, k, kept, True, by_tree)
+        return unit_by_unit.inclusion(logits, k, None, True, by_tree)
     return by_tree(logits)
 
 

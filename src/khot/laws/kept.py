@@ -77,7 +77,7 @@ def _is_unchanged(value: Any, state: tuple[Any, ...]) -> bool:
         return type(value) is type(then) and bool(value == then)
     if value is not then or marks != _marks(value):
         return False
-    return copy is None or not is_plain() or torch.equal(_without_repeats(value), copy)
+    return copy is None or not is_plain() or torch.equal(without_repeats(value.detach(), value.dim()), copy)
 
 
 def _marks(value: Any) -> list[Any]:
@@ -88,13 +88,14 @@ def _marks(value: Any) -> list[Any]:
 
 
 def _copy(value: Any) -> Tensor | None:
-    return _without_repeats(value).clone() if isinstance(value, Tensor) and runs_on_cpu(value) else None
+    if not isinstance(value, Tensor) or not runs_on_cpu(value):
+        return None
+    return without_repeats(value.detach(), value.dim()).clone()
 
 
-def _without_repeats(x: Tensor) -> Tensor:
-    """The tensor without the repetitions of ``expand``, which a copy would write out."""
-    x = x.detach()
-    for dim, stride in enumerate(x.stride()):
+def without_repeats(x: Tensor, dims: int) -> Tensor:
+    """The tensor without the repetitions along its first dimensions that an ``expand``, as of a plate, has made."""
+    for dim, stride in enumerate(x.stride()[:dims]):
         if stride == 0 and x.shape[dim] > 1:
             x = x.narrow(dim, 0, 1)
     return x

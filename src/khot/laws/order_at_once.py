@@ -116,7 +116,7 @@ def centred(theta: Tensor) -> Tensor:
 def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Tensor | None:
     """Log-probability of k-hot values ``(*sample, *batch, n)``; None also if these have derivatives."""
     shape, constant = broadcast_shapes(theta.shape, value.shape), not has_derivative(value, torch.is_grad_enabled())
-    if noise not in LOG_PROBS or not (constant and shape.numel() and is_ordinary(theta, k, value)):
+    if not (constant and shape.numel() and is_ordinary(theta, k, value)):
         return None
     theta = theta if shape[len(shape) - theta.ndim :] == theta.shape else theta.expand(shape)
     values = value.double().expand(shape).reshape(-1, theta.shape[:-1].numel(), shape[-1])

@@ -56,7 +56,7 @@ def _pays(noise: Noise, theta: Tensor, k: int) -> bool:
 
 def inclusion(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor | None:
     """Inclusion probabilities ``(*batch, n)``."""
-    if noise not in LAWS or not is_ordinary(theta, k) or not _pays(noise, theta, cast(int, k)):
+    if not is_ordinary(theta, k) or not _pays(noise, theta, cast(int, k)):
         return None
     rows = centred(theta)
     found = times(noise, rows.detach(), cast(int, k))

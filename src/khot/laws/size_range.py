@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from khot._contents import can_look
-from khot.kernels.count.range_tree import Totals
 from khot.kernels.threshold import solve_threshold
 
 SUM_ROUNDING = 1e-12  # of a sum of probabilities
@@ -45,11 +44,6 @@ class Centred(NamedTuple):
     size: Tensor  # k_0, an integer within a half of the expected size
     low: Tensor  # the ends of the range, without sizes that infinite logits make impossible
     high: Tensor
-
-    @property
-    def totals(self) -> Totals:
-        """The totals of the numbers of ones."""
-        return Totals(self.low, self.high, -self.shift)
 
 
 def centred(logits: Tensor, low: Tensor, high: Tensor) -> Centred:

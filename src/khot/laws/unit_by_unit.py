@@ -32,7 +32,7 @@ from khot.kernels.operators.autograd import by_formula, has_derivative
 from khot.kernels.random_numbers.philox import draw_seed
 from khot.kernels.registry import DrawOperator
 
-from .kept import Kept
+from .kept import Kept, without_repeats
 
 ByTree = Callable[..., Tensor]
 
@@ -99,18 +99,10 @@ def _shape_of(x: Tensor, k: int | Tensor) -> torch.Size:
     return broadcast_shapes(x.shape, (*k.shape, 1)) if isinstance(k, Tensor) else x.shape
 
 
-def _without_repeats(x: Tensor, dims: int) -> Tensor:
-    """Removes the repetitions along the first dimensions that an ``expand``, such as that of a plate, has made."""
-    for dim in range(dims):
-        if x.stride(dim) == 0:
-            x = x[(slice(None),) * dim + (slice(1),)]
-    return x
-
-
 def _rows_once(x: Tensor, k: int | Tensor) -> tuple[torch.Size, Tensor, Tensor]:
     """Like :func:`_rows_of`, but repeated rows occur only once."""
-    size = _without_repeats(k, k.ndim) if isinstance(k, Tensor) else k
-    return _rows_of(_without_repeats(x, x.ndim - 1), size)
+    size = without_repeats(k, k.ndim) if isinstance(k, Tensor) else k
+    return _rows_of(without_repeats(x, x.ndim - 1), size)
 
 
 def _solve(logits: Tensor, k: int | Tensor) -> Solved:
@@ -249,7 +241,7 @@ def sample(
 ) -> Tensor | None:
     """Exact draws by an operator of parameters and sizes, bool ``(draws, *batch, n)``; None if no kernel makes them.
 
-    Also inside a vmap and in compiled graphs, so that draws with the same seed are the same there.
+    Also inside a vmap, so that draws with the same seed are the same there.
     """
     if draw.kernel(x, draws) is None:
         return None

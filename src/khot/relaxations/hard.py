@@ -4,17 +4,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from khot._contents import can_look, checks_contents
+from khot._distributed.shards import Shards
 from khot._torch_internals import is_exporting
 from khot._validation import check_k, check_scores, checked_int, in_wide_dtype
 from khot.kernels import selection
 from khot.kernels.call import Call
+from khot.kernels.exact.rows import compute_dtype, in_rows_of, with_an_item
 from khot.kernels.selection.exact import mask_of_largest
 
 from .axes import as_axes, as_rows
 from .boundary import with_call
-from .in_parts import topk_mask_of_parts
 
 
 @with_call(in_parts=True, needs_float64=False)
@@ -46,7 +48,7 @@ def topk_mask(_call: Call, x: Tensor, k: int | Tensor, *, dim: int | tuple[int, 
     k = checked_whole(k)
     rows = as_rows(x.detach(), dim)
     if _call.shards is not None:
-        return as_axes(topk_mask_of_parts(rows, k, _call.shards), x, dim)
+        return as_axes(_mask_of_parts(rows, k, _call.shards), x, dim)
     batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n, reads_layouts=_call.reads_layouts)
     if isinstance(k, Tensor):
@@ -58,6 +60,33 @@ def topk_mask(_call: Call, x: Tensor, k: int | Tensor, *, dim: int | tuple[int, 
     if _call.writes_onnx or (_call.is_compiling and is_exporting()):  # a program that runs without this library
         return as_axes(mask_of_largest(rows, sizes, n if isinstance(k, Tensor) else k), x, dim)
     return as_axes(selection.topk_mask.within(_call, rows, sizes, checks_contents(x)), x, dim)
+
+
+def _mask_of_parts(x: Tensor, k: int | Tensor, shards: Shards) -> Tensor:
+    """The hard mask of the items x (..., m) of this process. Ties go to the lower-numbered processes.
+
+    Every process sends its k largest items, or all of them if it has fewer, in one collective.
+    """
+    size = in_rows_of(x, k).long()
+    if size.numel() == 0:  # no rows on any of these processes
+        return torch.zeros_like(x)
+    items = with_an_item(x.detach().to(compute_dtype(x)), -torch.inf)
+    sent = max(1, min(int(size.amax()), max(shards.lengths)))
+    best = items.topk(min(sent, items.shape[-1]), -1).values
+    candidates = shards.gather(pad(best, (0, sent - best.shape[-1]), value=-torch.inf))
+    ordered = candidates.movedim(0, -1).flatten(-2)
+    if checks_contents(x) and bool(ordered.isnan().any()):  # NaN counts as the largest
+        raise ValueError("`x` must not contain NaN")
+    ordered = ordered.sort(-1, descending=True).values
+    last = ordered.gather(-1, (size - 1).clamp(0, ordered.shape[-1] - 1).unsqueeze(-1))
+    real = torch.arange(sent, device=x.device) < torch.tensor(shards.lengths, device=x.device).unsqueeze(-1)
+    real = real.view(-1, *(1,) * size.dim(), sent)  # False for padding
+    tied = ((candidates == last) & real).sum(-1)
+    left = size - (ordered > last).sum(-1) - tied[: shards.own].sum(0)  # for ties on this process and later ones
+    ties = items == last
+    mask = (items > last) | (ties & (ties.cumsum(-1) <= left.unsqueeze(-1)))
+    mask &= (size > 0).unsqueeze(-1)
+    return mask[..., : x.shape[-1]].to(x.dtype)
 
 
 def checked_whole(k: Any, what: str = "a hard mask") -> int | Tensor:

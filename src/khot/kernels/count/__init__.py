@@ -11,7 +11,7 @@ way                time of a row of n units     where it is used, and why
 =================  ===========================  =====================================================================
 characteristic     n times 4 to 32 nodes        loops on a CPU, variance of B of at least ``numba_nodes.LEAST``: a node
 function                                        takes less time than a count of a window, and derivatives need no
-                                                second table; all pairs of units; sharded rows
+                                                second table; all pairs of units
 recursion over     n times the window of B,     loops on a CPU, all other rows, in which sums over nodes lose
 the units          a few deviations             digits; all draws, which need the law of every first part of a row
 product tree       n log² n                     rows of more than ``LONGEST`` units, in which a window takes more time;

@@ -48,13 +48,8 @@ class Nodes(NamedTuple):
     weight: Complex  # (*batch, nodes), exp(-ikt) times the weight in the integral; 0 for unused nodes
 
 
-def nodes_of_count(
-    variance: Tensor, k: Tensor, n: int, turns: Tensor | None = None, totals: Totals | None = None
-) -> Nodes:
-    """Nodes on the half circle, which also represent their conjugates, for counts of n units with this variance.
-
-    ``turns`` replaces k in ``exp(-ikt)``, if some of what is counted is left out.
-    """
+def _nodes_of_count(variance: Tensor, k: Tensor, n: int, totals: Totals | None) -> Nodes:
+    """Nodes on the half circle, which also represent their conjugates, for counts of n units with this variance."""
     radius = DEPTH / 3 + (DEPTH**2 / 9 + 2 * DEPTH * variance).sqrt()  # Bernstein: |B - k| exceeds it with e^-DEPTH
     radius = radius.minimum(torch.maximum(k, n - k))
     last = (radius / 2 if totals is None else radius).ceil()[..., None]
@@ -67,7 +62,7 @@ def nodes_of_count(
     t = index * step
     size = torch.where(index == 0, 1.0, 2.0) * (index <= last) / (2 * last + 1)
     if totals is None:
-        turn = (index * (k if turns is None else turns)[..., None]).remainder(2 * last + 1) * step
+        turn = (index * k[..., None]).remainder(2 * last + 1) * step
         weight = Complex(size * turn.cos(), -size * turn.sin())
     else:
         weight = Complex(*(size * part for part in _sum_of_totals(index, k, last, step, totals, n)))
@@ -141,7 +136,7 @@ def factors(
     mean, rest = torch.sigmoid(log_odds.detach()), torch.sigmoid(-log_odds.detach())
     p, q = torch.sigmoid(z)[..., None], torch.sigmoid(-z)[..., None]
     pq = p * q
-    nodes = nodes_of_count(pq.detach().sum((-1, -2)), k, n, totals=totals)
+    nodes = _nodes_of_count(pq.detach().sum((-1, -2)), k, n, totals)
     law = _product(Complex(q + p * nodes.cos, p * nodes.sin)).times(nodes.weight)
     law = Complex(*(v / law.real.sum(-1, keepdim=True) for v in law))  # the real parts summed to P(B = k)
     # E[(x_i - pi_i) e^{it x_i}] / phi_i, with numerator and denominator multiplied by the conjugate of phi_i.

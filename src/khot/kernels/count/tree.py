@@ -119,9 +119,7 @@ class ProductTree:
     def __init__(self, leaf: Tensor, k: Tensor, bound: int, with_forest: bool = True, wide_root: bool = False) -> None:
         self.leaf, self.k, self.bound = leaf, k, bound
         self.plan = _plan(leaf.shape[1], bound, wide_root)
-        # A list, because Dynamo of torch 2.8 does not support `next` of a generator.
-        windows = [at for at, level in enumerate(self.plan, 1) if level.radius is not None]
-        centred = windows[0] if windows else len(self.plan)
+        centred = next((at for at, level in enumerate(self.plan, 1) if level.radius is not None), len(self.plan))
         self.low = forest_levels(leaf, centred) if with_forest else 0  # levels computed by one operation
         self.pairs: list[Tensor] = []  # for the others: (width, 2, nodes of the new level, R)
         self.offset: Tensor | None = None

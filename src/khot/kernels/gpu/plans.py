@@ -43,12 +43,12 @@ def is_split(rows: int, n: int) -> bool:
     return n > SPLIT_ABOVE and rows <= PROGRAMS // 2
 
 
-def plan(rows: int, n: int, dtype: torch.dtype, table: Table, tile: dict[torch.dtype, tuple[int, int]] = TILE) -> Plan:
+def plan(rows: int, n: int, dtype: torch.dtype, table: Table) -> Plan:
     """The :class:`Plan` for arithmetic in ``dtype``, float32 or float64, by the table of a kernel."""
     block = max(32, 1 << (n - 1).bit_length())
     for limit, warps in table[dtype]:
         if block <= limit:
             return Plan(block, warps, True, 1)
-    block, warps = tile[dtype]
+    block, warps = TILE[dtype]
     splits = min(PROGRAMS // rows, -(-n // block)) if is_split(rows, n) else 1
     return Plan(block, warps, False, splits)

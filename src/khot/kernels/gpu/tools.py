@@ -63,11 +63,6 @@ def load_tile(x_ptr, start, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def standardise(x, high, low, inv_scale):
-    return ((x - high) - low) * inv_scale
-
-
-@triton.jit
 def split_threshold(t, DTYPE: tl.constexpr):
     """A float64 t as high + low in DTYPE."""
     high = t.to(DTYPE)

@@ -77,10 +77,6 @@ def _numba_obstacle(device: torch.device) -> str | None:
     return None
 
 
-def _any_shape(x: Tensor) -> None:
-    return None
-
-
 def _not_empty(x: Tensor) -> str | None:
     return None if x.numel() > 0 else "there is nothing to compute"
 
@@ -95,20 +91,19 @@ class Platform(NamedTuple):
     """The devices and shapes on which backends of one kind run, and the reasons why they do not run on others.
 
     Attributes:
-        devices: Device types on which they are chosen unless a backend is requested by name; None for all.
+        devices: Device types on which they are chosen unless a backend is requested by name.
         elsewhere: The reason why they are not chosen on other devices.
         refuses: The reason why they cannot work on a tensor ``(..., n)`` of this shape; None if they can.
         obstacle: The reason why they cannot run on a device; None if they can.
     """
 
-    devices: tuple[str, ...] | None
+    devices: tuple[str, ...]
     elsewhere: str
     refuses: Callable[[Tensor], str | None]
     obstacle: Callable[[torch.device], str | None]
 
 
 PLATFORMS = {
-    "torch": Platform(None, "", _any_shape, lambda device: None),
     "numba": Platform(
         ("cpu",) if HAS_NUMBA else (),
         "numba's loops run on a CPU" if HAS_NUMBA else f"numba is not installed: {INSTALL_NUMBA}",

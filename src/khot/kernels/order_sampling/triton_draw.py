@@ -28,7 +28,6 @@ from ..gpu.tools import (
     on_device,
     rows_of,
     split_threshold,
-    standardise,
     store_tile,
     without_expansion,
 )
@@ -75,7 +74,7 @@ def _tile_keys(
     theta = load_tile(theta_ptr, start, n, BLOCK, DTYPE)  # (BLOCK,)
     a, b, c, d = random_words(seed, draw, row, start // 2 + tl.arange(0, BLOCK // 2))
     u, rest = uniform_and_rest(tl.interleave(a, c), tl.interleave(b, d))
-    centred = standardise(theta, high, low, 1.0).to(tl.float32)
+    centred = ((theta - high) - low).to(tl.float32)
     rank = NOISE(u, rest) * tl.exp(-tl.minimum(tl.maximum(centred, -REACH), REACH))
     key = tl.minimum(rank.to(tl.int32, bitcast=True) & LARGEST, INFINITE)  # NaN is excluded
     return tl.where(theta == float("inf"), 0, tl.where(theta == -float("inf"), INFINITE, key))

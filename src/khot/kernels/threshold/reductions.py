@@ -7,8 +7,7 @@ the control flow depend on reduced numbers, which are the same on all processes.
 import torch
 from torch import Tensor
 
-from khot._distributed.differentiable import seen_by_parts, sum_of_parts
-from khot._distributed.shards import Shards
+from khot._distributed.shards import Shards, seen_by_parts, sum_of_parts
 
 
 class Whole:
