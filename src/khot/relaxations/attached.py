@@ -66,8 +66,7 @@ class _Values(Function):
         setting: Setting = ctx.setting
         call = call_of(x, k, s, anchor, offset, grad)
         if not is_differentiated_again(call):
-            with_k, with_scale = ctx.needs_input_grad[1:3]
-            options = *setting.link.key, setting.kind.name, with_scale, with_k
+            options = *setting.link.key, setting.kind.name, ctx.needs_input_grad[2]
             if setting.shards is None:
                 return *threshold.mask_derivative.within(call, x, s, anchor, offset, grad, *options), *(None,) * 4
             return *exact.mask_derivative_in_parts(x, s, anchor, offset, grad, *options, setting.shards), *(None,) * 4

@@ -67,9 +67,8 @@ class ThresholdMap(NamedTuple):
         n, setting = x.shape[-1], Setting(self.link, self.kind, self.softness, call.shards)
         if call.is_plain and call.shards is None and not wants_gradient(k, softness):
             return of_scores(x, k, softness, setting)
-        with_k = isinstance(k, Tensor) and (k.requires_grad or not call.is_plain)  # whether it may have a derivative
         x, k, s = _tensors(call, x, k, softness, 0.0 if self.kind.absolute else -torch.inf)
-        y = values(x, k, s, *_solved(call, x, k, s, setting, with_k), setting, call=call)
+        y = values(x, k, s, *_solved(call, x, k, s, setting), setting, call=call)
         return y if y.shape[-1] == n else y[..., :n]
 
     def distances(self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor) -> Tensor:
@@ -142,13 +141,11 @@ def _tensors(
     return x if call.shards is None else with_an_item(x, masked), k, softness
 
 
-def _solved(
-    call: Call, x: Tensor, k: Tensor, s: Tensor, setting: Setting, with_k: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _solved(call: Call, x: Tensor, k: Tensor, s: Tensor, setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
     """Values, anchors and offsets, all constants."""
     arguments = setting.arguments(x, k, s)
     found: tuple[Tensor, Tensor, Tensor] = (
-        threshold.mask.within(call, *arguments, with_k)
+        threshold.mask.within(call, *arguments)
         if setting.shards is None
         else exact.mask_in_parts(*arguments, setting.shards)
     )

@@ -66,7 +66,7 @@ class _OfScores(Function):
             if grad_x is not None:
                 return grad_x.to(x.dtype), None, None
         _, s, anchor, offset = found.of_rows(x)
-        options = *link.key, kind.name, False, False
+        options = *link.key, kind.name, False
         return threshold.mask_derivative.within(call, x, s, anchor, offset, grad, *options)[0], None, None
 
 
@@ -77,7 +77,7 @@ def of_scores(x: Tensor, k: float | Tensor, softness: float | Tensor, setting: S
     solved = short and short.mask(x, float(k), float(softness), setting.link, setting.kind)
     if solved is None:  # no short way exists, or a row is left to the exact path
         short, k, softness = None, *(in_rows_of(x, v, x.is_cuda).detach() for v in (k, softness))
-        solved = threshold.mask.by(choice, *setting.arguments(x, k, softness), False)
+        solved = threshold.mask.by(choice, *setting.arguments(x, k, softness))
     y, anchor, offset = solved
     y = y.to(x.dtype)
     if not (x.requires_grad and torch.is_grad_enabled()):

@@ -39,12 +39,6 @@ def constant_hazard(a, tail, LINK: tl.constexpr):
     return tl.full(a.shape, 1.0, a.dtype)
 
 
-@triton.jit
-def exponential_decay(start, beyond, LINK: tl.constexpr):
-    """The ``log_decay`` of an exponential tail."""
-    return -beyond
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TritonLink:
     """What the kernels know about a link.
@@ -55,7 +49,6 @@ class TritonLink:
         unit: The functions of the loop take ``unit * z``.
         quantile: ``(p, complement, q, LINK)``: the inverse of F at p = 1 - complement, to a few digits.
         hazard: ``(a, tail, LINK)``: F'(-a) / F(-a), without underflow of either; may use F(-a).
-        log_decay: ``(start, beyond, LINK)``: log F'(-start - beyond) - log F'(-start), far out in the tail.
     """
 
     name: str
@@ -63,7 +56,6 @@ class TritonLink:
     unit: float = 1.0
     quantile: Device
     hazard: Device = constant_hazard
-    log_decay: Device = exponential_decay
 
     @property
     def compact(self) -> bool:

@@ -43,7 +43,7 @@ class MapRows(NamedTuple):
         a: Scores (..., n), x or abs(x), of which other processes may hold further parts.
         sign: The signs of x, for odd maps.
         s: Softness (...).
-        at: Thresholds, whose offset is differentiable, except for k = 0 or k = n, where it is arbitrary.
+        at: Thresholds, whose offset is differentiable; for k = 0 or k = n it is a constant if tails reach that far.
         link: The link F.
         kind: The kind of map.
         over: The reductions for numbers of rows.
@@ -64,9 +64,10 @@ class MapRows(NamedTuple):
         wide, least = x.double(), torch.finfo(compute_dtype(x)).tiny
         if kind.absolute:
             return cls(wide.abs(), wide.sign(), s, at, link, kind, over, least)
-        constant = at.offset.detach()
-        offset = torch.where(constant.abs() == link.reach, constant, at.offset)
-        return cls(wide, None, s, Threshold(at.anchor, offset), link, kind, over, least)
+        if not (link.compact and link.reaches_zero):  # otherwise nothing holds t at the ends, and dt = 0
+            constant = at.offset.detach()
+            at = at._replace(offset=torch.where(constant.abs() == link.reach, constant, at.offset))
+        return cls(wide, None, s, at, link, kind, over, least)
 
     @property
     def constant(self) -> "MapRows":

@@ -261,20 +261,11 @@ def threshold_in_parts(
 
 
 def mask(
-    x: Tensor,
-    k: Tensor,
-    scale: Tensor,
-    link: int,
-    q: float,
-    kind: str,
-    softness: str,
-    check: bool,
-    with_k: bool = True,
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y like x (..., n), and anchors and offsets; the arguments are those of :func:`threshold`.
 
-    k and scale may be on the CPU for x elsewhere, if they expand one number. Only if a derivative in k may follow,
-    ``with_k``, and for logarithms, the threshold must be exact in a gap so wide that it does not affect the values.
+    k and scale may be on the CPU for x elsewhere, if they expand one number.
     """
     return mask_in_parts(x, k, scale, link, q, kind, softness, check, None)
 
@@ -317,22 +308,20 @@ def mask_derivative(
     q: float,
     kind: str,
     with_scale: bool,
-    with_k: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dx in x's dtype, dL/dk and dL/ds, zeros where that is not wanted, from dL/dy."""
-    return mask_derivative_in_parts(x, scale, anchor, offset, grad, link, q, kind, with_scale, with_k, None)
+    """dL/dx in x's dtype, dL/dk and dL/ds, zeros if that is not wanted, from dL/dy."""
+    return mask_derivative_in_parts(x, scale, anchor, offset, grad, link, q, kind, with_scale, None)
 
 
 def mask_derivative_in_parts(
     x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: int, q: float, kind: str,
-    with_scale: bool, with_k: bool, shards: Shards | None,
+    with_scale: bool, shards: Shards | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """:func:`mask_derivative` for one process's part of the rows."""
     at, over = Threshold(anchor, offset), reductions(shards)
     rows = MapRows.of(x, scale.to(x.device), at, Link.find(link, q), KINDS[kind], over)
     grad_x, grad_k, grad_scale = derivative(rows, grad, None)
-    nothing = torch.zeros_like(grad_k)
-    return grad_x.to(x.dtype).contiguous(), grad_k if with_k else nothing, grad_scale if with_scale else nothing.clone()
+    return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale if with_scale else torch.zeros_like(grad_k)
 
 
 def threshold_derivative(

@@ -3,6 +3,20 @@ r"""Shares of slopes in a gap so wide that all slopes underflow, and z has lost 
 Then k is the number of items above t, or 0 or n. On each side, slopes are computed relative to that of the item nearest
 to the gap, from differences of scores. The weights of the two sides follow from their tails, whose sums are equal. All
 numbers are float64 and constants; other processes may hold further items of the rows.
+
+The tails of all links with fused loops are exponential, and the loops use what this becomes for them. Let l and u be
+the ends of the gap, and :math:`\Sigma_b = \sum e^{-(l - x_i)/s}` over the items below it and
+:math:`\Sigma_a = \sum e^{-(x_i - u)/s}` over those above it. The tails below t are :math:`e^{(x_i - t)/s}` and those
+above it :math:`e^{(t - x_i)/s}`, up to a common factor. Their sums :math:`e^{(l - t)/s} \Sigma_b` and
+:math:`e^{(t - u)/s} \Sigma_a` are equal at
+
+.. math:: t = \frac{l + u}{2} + \frac{s}{2} \log \frac{\Sigma_b}{\Sigma_a} .
+
+The slopes are equal to the tails. So each side has half of the shares, those of a softmax of x / s below and of -x / s
+above, and :math:`-dt/ds = \langle\omega, z\rangle` is :math:`\frac{1}{2} \log(\Sigma_a / \Sigma_b)`, half of
+(u - t) / s - (t - l) / s, plus :math:`\langle\omega, b\rangle` with b = (x - u) / s above and (x - l) / s below.
+A gap with only one side, at k = 0 and k = n, has all of the shares there. In capped softmax, t is at u, and held by the
+items there alone.
 """
 
 import math

@@ -19,28 +19,19 @@ from .numba_loops import Loops, loops_of
 def threshold(
     x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor]:
-    _, anchor, offset = _solve(x, k, scale, link, q, kind, softness, check, False, True)
+    _, anchor, offset = _solve(x, k, scale, link, q, kind, softness, check, False)
     return anchor, offset
 
 
 def mask(
-    x: Tensor,
-    k: Tensor,
-    scale: Tensor,
-    link: int,
-    q: float,
-    kind: str,
-    softness: str,
-    check: bool,
-    with_k: bool = True,
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _solve(x, k, scale, link, q, kind, softness, check, True, with_k)
+    return _solve(x, k, scale, link, q, kind, softness, check, True)
 
 
 def _solve(
-    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool,
-    with_values: bool, with_k: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool, with_values: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """y, empty without values, and the threshold."""
     batch, found, items = x.shape[:-1], Link.find(link, q), _rows(x)
     rows, n = items.shape
@@ -49,8 +40,7 @@ def _solve(
     at, left = Threshold(k.new_empty(rows), k.new_empty(rows)), k.new_empty(rows, dtype=torch.bool)
     inputs = _scores(items, KINDS[kind]), (k.data_ptr(), 0.0), (scale.data_ptr(), 0.0)
     results = y.data_ptr(), (at.anchor.data_ptr(), at.offset.data_ptr()), left.data_ptr()
-    numbers = link_numbers(found), with_k
-    if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *inputs, *results, *numbers):
+    if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *inputs, *results, link_numbers(found)):
         if check:  # for all rows, because errors contain row numbers
             check_contents(items, k, scale, softness, KINDS[kind], row_range(KINDS[kind].scores(items)))
         some = items[left], k[left], scale[left], link, q, kind, softness, False
@@ -71,19 +61,18 @@ def mask_derivative(
     q: float,
     kind: str,
     with_scale: bool,
-    with_k: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, found, items, cotangents = x.shape[:-1], Link.find(link, q), _rows(x), _rows(grad.to(compute_dtype(x)))
     rows, n = items.shape
     scale, at = _flat(scale), Threshold(_flat(anchor), _flat(offset))
-    grad_x, left = torch.empty_like(items), scale.new_empty(rows, dtype=torch.bool)
-    grad_k, grad_scale = (torch.empty_like(scale) if v else torch.zeros_like(scale) for v in (with_k, with_scale))
+    grad_x, grad_k, left = torch.empty_like(items), torch.empty_like(scale), scale.new_empty(rows, dtype=torch.bool)
+    grad_scale = torch.empty_like(scale) if with_scale else torch.zeros_like(scale)
     place = (scale.data_ptr(), 0.0), (at.anchor.data_ptr(), at.offset.data_ptr())
-    results = grad_x.data_ptr(), grad_k.data_ptr() if with_k else 0, grad_scale.data_ptr() if with_scale else 0
+    results = grad_x.data_ptr(), grad_k.data_ptr(), grad_scale.data_ptr() if with_scale else 0
     arguments = _scores(items, KINDS[kind]), *place, cotangents.data_ptr(), results, left.data_ptr(), float(found.q)
     if over_rows(_loops(found, items, kind).derivative, rows, rows * n, n, *arguments):
         some = items[left], scale[left], at.anchor[left], at.offset[left], cotangents[left]
-        grad_x[left], grad_k[left], grad_scale[left] = exact.mask_derivative(*some, link, q, kind, with_scale, with_k)
+        grad_x[left], grad_k[left], grad_scale[left] = exact.mask_derivative(*some, link, q, kind, with_scale)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
 
 
@@ -131,7 +120,7 @@ def _plain_mask(x: Tensor, k: float, scale: float, link: Link, kind: Kind) -> So
     left = x.new_empty(rows, dtype=torch.bool)
     results = y.data_ptr(), (anchor.data_ptr(), offset.data_ptr()), left.data_ptr()
     loop = _loops(link, items, kind.name).mask
-    if over_rows(loop, rows, count, n, _scores(items, kind), (0, k), (0, scale), *results, link_numbers(link), False):
+    if over_rows(loop, rows, count, n, _scores(items, kind), (0, k), (0, scale), *results, link_numbers(link)):
         return None
     return y, anchor, offset
 

@@ -2,7 +2,8 @@
 
 With more than k items above u, the threshold t is not far below u, or the sum of F would exceed k. With fewer than k, t
 is not far above u, or the sum would be less than k. The search of :mod:`.numba_root` begins between two such numbers,
-which enclose fewer and fewer items. If exactly k items are above u, t lies in the gap around u.
+which enclose fewer and fewer items. If exactly k items are above u, t lies in the gap around u: see
+:mod:`.numba_gaps`.
 """
 
 # mypy: disable-error-code="no-untyped-def"

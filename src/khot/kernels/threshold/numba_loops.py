@@ -1,8 +1,7 @@
 """The loops of the numba backend over rows, for one link, one dtype, and masks, their logarithms or magnitudes.
 
 A loop marks the rows that it leaves to the exact path: those with NaN, with numbers or a softness near the limits of
-the dtype, with contents that will raise an error, those that the search of :mod:`.numba_root` does not solve, and those
-in which all slopes underflow, if a derivative in k, of a logarithm or of the threshold is wanted.
+the dtype, with contents that will raise an error, and those that the search of :mod:`.numba_root` does not solve.
 
 Its arguments are numbers and addresses of tensors; the address is 0 for results that are not wanted. Tuples group
 arguments that belong together: the scores and whether their absolute values count, as signed masks share the loops of
@@ -26,7 +25,7 @@ from ..links.base_numba import Compiled, numba_link, variant_of
 from . import numba_magnitudes as magnitudes
 from . import numba_masks as masks
 from .kinds import KINDS, MASK, SIGNED, Kind
-from .numba_root import FOUND, INFINITE, LOST, NARROWEST, NO_QUANTILES, UNSEEN, WIDEST, solver
+from .numba_root import FOUND, INFINITE, LOST, NARROWEST, NO_QUANTILES, WIDEST, solver
 from .numba_scale import Place, fixed_scale
 
 
@@ -69,10 +68,10 @@ def _solver(of: type[Link], variant: str, grows: bool, real: Real) -> Compiled:
 
 def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
     """The loop of a map. For odd maps the row consists of absolute values, and the results get the signs."""
-    grows, log, reals_at, is_ordinary = kind.grows, kind.log, REALS_AT[real], magnitudes.ordinary_place(real)
+    grows, reals_at, is_ordinary = kind.grows, REALS_AT[real], magnitudes.ordinary_place(real)
     ends = (real(-np.inf), real(0)) if kind.log else (real(0), real(1))
 
-    def mask(first, last, n, x, k, scale, y, threshold, left, law, with_k):
+    def mask(first, last, n, x, k, scale, y, threshold, left, law):
         absolute = x[1]
         xs, ys = reals_at(x[0], last, n), reals_at(y, last, n if y != 0 else 0)
         anchors, offsets = doubles_at(threshold[0], 1, last)[0], doubles_at(threshold[1], 1, last)[0]
@@ -92,8 +91,6 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
                 if finite > 0:
                     row, size = items[:finite], size - selected
                     a, c, how, known = solve(row, size, s, law, sample, known)
-            if how == UNSEEN:  # only the exact path knows where in the gap
-                how = LOST if log or with_k else FOUND
             if grows:
                 how = how if is_ordinary(a, s, law[0]) and highest(items) < magnitudes.LARGEST else LOST
             elif absolute and a + c * s <= 0:

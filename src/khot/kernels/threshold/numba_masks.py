@@ -9,10 +9,11 @@ import numpy as np
 
 from ..cpu.loops import inlined, per_row, summed
 from ..cpu.maths import Real
-from ..cpu.rows import CHUNK, Origin, distance, highest, lowest, pull_from, total_of
+from ..cpu.rows import CHUNK, Origin, distance, dot, highest, lowest, pull_from, total_of
 from ..links.base_numba import Compiled, NumbaLink
 from .gaps import UNDERFLOW
 from .numba_counting import place_of
+from .numba_gaps import gap_shares_of
 
 CANCELLED = 2**-6  # share of a sum that must remain after cancellation in float32
 DOMINANT = 0.75  # share of the slopes above which an item's own pull may cancel the pull on it
@@ -83,11 +84,12 @@ def _finish(x, origin, top, with_scale, out):
 def gradient_of(link: NumbaLink, real: Real) -> Compiled:
     """``(x, g, place, idle, with_k, with_scale, buffer, out)``: dL/dk, dL/ds, whether all is done.
 
-    dL/dx is in ``out``. If all slopes underflow, it is 0, and a row with dL/dk is left to the exact path. An idle
-    threshold does not move.
+    dL/dx is in ``out``. If all slopes underflow, it is 0, and dL/dk is computed if it is wanted. An idle threshold does
+    not move.
     """
     slope, smallest = link.slope, float(np.finfo(real).tiny) / float(np.finfo(real).eps)
     vanishes = link.of.compact and link.of.reaches_zero
+    gap_shares: Compiled = None if vanishes else gap_shares_of(link)
 
     @summed
     def slopes(x, origin, g, q, out):
@@ -101,14 +103,17 @@ def gradient_of(link: NumbaLink, real: Real) -> Compiled:
 
     @per_row
     def gradient(x, g, place, idle, with_k, with_scale, buffer, out):
-        n, total, pull, left, inverse = x.shape[0], 0.0, 0.0, 0.0, 1 / place.s
+        n, total, pull, left, size, inverse = x.shape[0], 0.0, 0.0, 0.0, 1.0, 1 / place.s
         origin = Origin(real(place.anchor), real(inverse), real(place.offset))
         for i in range(0, n, CHUNK):
             t, p = slopes(x[i : i + CHUNK], origin, g[i : i + CHUNK], place.q, out[i : i + CHUNK])
             total += t
             pull += p
-        if total < smallest and (vanishes or not with_k):
-            total = smallest
+        if total < smallest:
+            if vanishes or not with_k:
+                total = smallest
+            elif gap_shares(x, place, out)[1]:
+                size, total, pull = total, 1.0, dot(out, g)
         if not total >= smallest:
             return 0.0, 0.0, False
         mean, top = real(0 if idle else pull / total), -1
@@ -118,7 +123,7 @@ def gradient_of(link: NumbaLink, real: Real) -> Compiled:
             for i in range(0, n, CHUNK):  # again, since nearly equal cotangents lose digits in the first pass
                 left += pull_from(g[i : i + CHUNK], out[i : i + CHUNK], mean)
             left /= total
-        factor, remainder = real(1 if with_scale else inverse), real(left)
+        factor, remainder = real(size if with_scale else size * inverse), real(left)
         for i in range(n):
             out[i] = out[i] * ((g[i] - mean) - remainder) * factor
         of_scale = _finish(x, origin, top, with_scale, out)
@@ -129,7 +134,8 @@ def gradient_of(link: NumbaLink, real: Real) -> Compiled:
 
 def log_gradient_of(link: NumbaLink, precise: NumbaLink, real: Real) -> Compiled:
     """:func:`gradient_of` for the logarithm, from the link in this dtype and in float64."""
-    slope, log_derivative, smallest = link.slope, link.log_derivative, float(np.finfo(real).tiny / np.finfo(real).eps)
+    slope, log_derivative, gap_shares = link.slope, link.log_derivative, gap_shares_of(link)
+    tiny, smallest = float(np.finfo(real).tiny), float(np.finfo(real).tiny) / float(np.finfo(real).eps)
     single, again = real is np.float32, _exact_log_gradient(precise)
 
     @inlined
@@ -147,6 +153,18 @@ def log_gradient_of(link: NumbaLink, precise: NumbaLink, real: Real) -> Compiled
             pull += direct(x[i], z, g[i], q)
         return total, pull
 
+    @summed
+    def pull_in_gap(x, origin, g, q, shares, total):
+        """dL/dk = sum g_i omega_i / F(z_i): above the gap F is 1, and below omega / F' is 1 / sum F'."""
+        above = below = 0.0
+        for i in range(x.shape[0]):
+            z = distance(x[i], origin)
+            if z > 0:
+                above += g[i] * shares[i]
+            else:
+                below += direct(x[i], z, g[i], q)
+        return above + below / max(total, tiny)  # divided once, since quotients may overflow with either sign
+
     @per_row
     def gradient(x, g, place, idle, with_k, with_scale, buffer, out):
         n, total, pull, inverse, q = x.shape[0], 0.0, 0.0, 1 / place.s, place.q
@@ -155,13 +173,16 @@ def log_gradient_of(link: NumbaLink, precise: NumbaLink, real: Real) -> Compiled
             t, p = slopes(x[i : i + CHUNK], origin, g[i : i + CHUNK], q, out[i : i + CHUNK])
             total += t
             pull += p
+        of_k, in_gap = pull / total, total < smallest
+        if in_gap and gap_shares(x, place, out)[1]:
+            of_k, total = pull_in_gap(x, origin, g, q, out, total), 1.0
         if not total >= smallest:
             return 0.0, 0.0, False
-        of_k, largest, mean = pull / total, np.float64(highest(out)), real(pull / total)
+        largest, mean = np.float64(highest(out)), real(pull / total)
         top, factor = place_of(out, largest) if largest > DOMINANT * total else -1, 1 if with_scale else inverse
         for i in range(n):
             out[i] = (direct(x[i], distance(x[i], origin), g[i], q) - out[i] * mean) * real(factor)
-        if single:
+        if single and not in_gap:  # otherwise the shares have no rounding of z
             farthest = max(np.float64(highest(out)), -np.float64(lowest(out)))
             if farthest < CANCELLED * factor * (largest / total) * abs(pull):
                 of_k = again(x, g, place, factor, out)
@@ -199,10 +220,10 @@ def threshold_gradient_of(link: NumbaLink, real: Real) -> Compiled:
     """``(x, g, place, out)``: dL/dk and dL/ds of the offset, dL/dx in ``out``, and whether all is done.
 
     dL/dx_i is the share of an item's slope divided by s, dL/dk is minus the reciprocal of their sum, and dL/ds follows
-    from the mean z. The link is that of float64, in which slopes seldom underflow; rows in which all do are left to the
-    exact path.
+    from the mean z. The link is that of float64, in which slopes seldom underflow.
     """
     slope, least, vanishes = link.slope, float(np.finfo(real).tiny), link.of.compact and link.of.reaches_zero
+    gap_shares: Compiled = None if vanishes else gap_shares_of(link)
 
     @inlined
     def of_item(x, origin, q):
@@ -224,9 +245,14 @@ def threshold_gradient_of(link: NumbaLink, real: Real) -> Compiled:
         origin, s = Origin(place.anchor, 1 / place.s, place.offset), place.s
         total, lever = slopes(x, origin, place.q)
         share = 1 / total if total > TINY else 0.0
-        for i in range(out.shape[0]):
-            out[i] = of_item(x[i], origin, place.q)[1] * share * (g / s)
-        rate = share if vanishes else min(share, 1 / least)
-        return -rate * g, -g * (lever * share + place.offset) / s, vanishes or total >= UNDERFLOW
+        if vanishes or total >= UNDERFLOW:
+            mean, rate, done = lever * share, share if vanishes else min(share, 1 / least), True
+            for i in range(out.shape[0]):
+                out[i] = of_item(x[i], origin, place.q)[1] * share * (g / s)
+        else:
+            (mean, done), rate = gap_shares(x, place, out), 1 / max(total, least)
+            for i in range(out.shape[0]):
+                out[i] *= g / s
+        return -rate * g, -g * (mean + place.offset) / s, done
 
     return gradient

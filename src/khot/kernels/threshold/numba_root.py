@@ -19,13 +19,15 @@ from ..cpu.maths import Real
 from ..cpu.rows import CHUNK, Origin, distance, highest, lowest, moments
 from ..exact.newton import COARSEST, NEAR, RESOLUTION
 from ..exact.rows import SAMPLE_SIZE
+from ..links.base import Link
 from ..links.base_numba import Compiled, NumbaLink, normal_quantile, normal_spacing
 from ..selection.numba_counting import count_above
 from .numba_counting import SMALL, encloser, focus
+from .numba_gaps import sides
 from .numba_scale import Scale
 
 # How a search ends: UNSURE if a mask may consist of zeros and ones; UNSEEN in a gap so wide that all tails underflow,
-# so that t may be anywhere in it but for derivatives in k; INFINITE, before it begins, if an item is.
+# which tell nothing about t; INFINITE, before it begins, if an item is.
 LOST, FOUND, UNSURE, UNSEEN, INFINITE = range(5)
 
 STEPS, NEWTON_STEPS = 30, 8  # 2 to 5 are usual; from the latter on every second step cuts the bracket
@@ -37,7 +39,7 @@ NO_QUANTILES = math.nan, math.nan, math.nan, math.nan
 SHORT = 2.0**-30  # of a step between neighbouring doubles, relative to distances from the threshold
 LAST_UNITS = 8.0  # units in the last place by which a sum may be off after NEWTON_STEPS
 JUST_ABOVE = 2.0**-10  # scales by which t lies above an item that is about to reach its cap
-EXPONENTIAL_GAP = 80.0  # scales of a gap around t beyond which a capped exponential vanishes
+WIDE = 80.0  # scales of a gap around t with tails that are exponential to all digits, since exp(-40) is less than eps
 SLACK = 2.0**-10  # scales by which an approximate quantile may be off
 LEAST = 1 / 16  # of the mean of magnitudes: the smallest start of a search for their threshold
 
@@ -199,39 +201,50 @@ def _search_from_guess_of(scale: Scale, search: Compiled, compact: bool, real: R
     return search_from_guess
 
 
-def _gap_closer(scale: Scale, reaches_zero: bool) -> Compiled:
-    """``(left, right, s, q)``: whether t is known in a gap with k items above it; anchor and offset.
+def _gap_closer(scale: Scale, link: type[Link]) -> Compiled:
+    """``(x, left, right, s, q)``: whether t is known in a gap with k items above it; anchor and offset.
 
     For a clipped power, t lies anywhere between the kinks, where all items are zero or capped; for a capped
-    exponential, whose tail vanishes, at the item on the right, which is just capped.
+    exponential, whose tail vanishes, at the item on the right, which is just capped; for a smooth link, where the tails
+    of the items on both sides are equal.
     """
     scale_at, grows = scale.at, scale.grows
 
     @per_row
-    def of_power(left, right, s, q):
+    def of_power(x, left, right, s, q):
         room = (right - left) / scale_at(left, s, q) - 1
         if grows:  # at the largest zero, which rounding cannot bring back
             return left > 0 and room >= 0, left, 0.0
         return room >= 0, left, min(0.5 * room, 1.0)
 
     @inlined
-    def of_exponential(left, right, s, q):
-        return right - left > EXPONENTIAL_GAP * s, right, 0.0
+    def of_exponential(x, left, right, s, q):
+        return right - left > WIDE * s, right, 0.0
 
-    return of_power if reaches_zero else of_exponential
+    @per_row
+    def of_tails(x, left, right, s, q):
+        if not right - left > WIDE * s:
+            return False, 0.0, 0.0
+        below, above, _, _ = sides(x, left, right, 1 / s, 1 / s, x[:0])
+        anchor = np.float64(x.dtype.type(0.5 * left + 0.5 * right))
+        return True, anchor, 0.5 * (((right - anchor) - (anchor - left)) / s + math.log(below / above))
+
+    if not link.compact:
+        return of_tails
+    return of_power if link.reaches_zero else of_exponential
 
 
 def _search_by_counting_of(scale: Scale, search: Compiled, link: NumbaLink, real: Real) -> Compiled:
     """``(x, k, s, q, u, step)``: a search inside a bracket, see :func:`.numba_counting.encloser`."""
-    enclose, close_gap, compact = encloser(scale, real), _gap_closer(scale, link.of.reaches_zero), link.of.compact
+    enclose, close_gap = encloser(scale, real), _gap_closer(scale, link.of)
     threshold, grows, quantile_of = scale.threshold, scale.grows, link.quantile
-    is_exponential = compact and not link.of.reaches_zero
+    is_exponential = link.of.compact and not link.of.reaches_zero
 
     @per_row
     def search_by_counting(x, k, s, q, u, step):
         low, high, above_low, above_high, is_gap = enclose(x, k, u, step, s, q)
-        if compact and is_gap:
-            found, anchor, offset = close_gap(low, high, s, q)
+        if is_gap:
+            found, anchor, offset = close_gap(x, low, high, s, q)
             if found:
                 return anchor, offset, FOUND
         middle = 0.5 * low + 0.5 * high
@@ -304,16 +317,16 @@ def solver(scale: Scale, link: NumbaLink, real: Real) -> Compiled:
             mean, variance, above, count = focus(x, k, s, mean, variance)
             known = quantiles((k - above) / count, q, known)
         anchor, offset, how = search_from_guess(x, mean, variance, start, k, s, law, bound, known)
-        if how in (LOST, UNSURE):
+        if how != FOUND:
             deviation = math.sqrt(variance)
             u, step = mean, deviation * known[3] / count
-            if how == UNSURE:  # the gap, if there is one, is half a scale above t
+            if how in (UNSURE, UNSEEN):  # the gap, if there is one, is half a scale above t
                 u = anchor + (offset + 0.5) * scale_at(anchor, s, q)
             elif variance < np.inf:
                 u -= deviation * known[2]
             a, c, again = search_by_counting(x, k, s, q, u, step)
-            if again != LOST:
-                anchor, offset, how = a, c, UNSEEN if again == UNSEEN else FOUND
+            if again in (FOUND, UNSURE):
+                anchor, offset, how = a, c, FOUND
         return anchor, offset, FOUND if how == UNSURE else how, known
 
     return solve

@@ -91,11 +91,8 @@ def _gap(x_rows, g_rows, n, anchor, off, scale, LINK: tl.constexpr, TILE: tl.con
     """The gap that contains t, as for :func:`relative_slopes`, factors of the slopes, and sums of share * g."""
     inverse, cut = reciprocal(scale), LINK.cap * LINK.unit if LINK.compact else 0.0
     left, right, _ = neighbours(x_rows, n, anchor, off, inverse * LINK.unit, cut, TILE)
-    place = off * (1.0 / LINK.unit)
-    first, last = (right - anchor) * inverse - place, place - (left - anchor) * inverse
-    first, last = tl.minimum(first, FARTHEST_64), tl.minimum(last, FARTHEST_64)  # an end may be at infinity
-    of_above, of_below, above, below = weigh_sides(x_rows, g_rows, n, left, right, first, last, inverse, LINK, TILE)
-    return left, right, first, last, inverse, of_above, of_below, above, below
+    of_above, of_below, above, below = weigh_sides(x_rows, g_rows, n, left, right, inverse, LINK, TILE)
+    return left, right, inverse, of_above, of_below, above, below
 
 
 @triton.jit
@@ -110,8 +107,8 @@ def _write(
         z, w, d = _terms(x, g - over(a), anchor, off, inverse, q, LINK, LOG)
         if LOG:
             if TILE.stage == "flagged":
-                slope, _, above = relative_slopes(x, gap[1], gap[2], gap[3], gap[4], gap[5], LINK)
-                w = tl.where(over(gap[0]), slope * tl.where(above, over(gap[6]), over(gap[7])), w)
+                slope, above = relative_slopes(x, gap[1], gap[2], gap[3], LINK)
+                w = tl.where(over(gap[0]), slope * tl.where(above, over(gap[4]), over(gap[5])), w)
             pull = d - w * over(mean)
         else:
             pull = w * (g - over(a + mean))
@@ -190,12 +187,12 @@ def _differentiate_rows(
         held = tl.maximum(weight, TILE.tiny)
         mean = quotient(direct, held)
         grad_k = tl.where(weight > 0, a + mean, 0.0)
-        gap = (weight < 0, off, off, off, off, off, off, off)  # no row is in one
+        gap = (weight < 0, off, off, off, off, off)  # no row is in one
         if HAS_GAPS and any_row(weight < FAR):
-            left, right, first, last, plain, of_above, of_below, above, below = _gap(
+            left, right, plain, of_above, of_below, above, below = _gap(
                 x_rows, g_rows, n, anchor, off, scale, LINK, TILE
             )
-            gap = (weight < FAR, left, right, first, last, plain, of_above, of_below)
+            gap = (weight < FAR, left, right, plain, of_above, of_below)
             mean = direct if LOG else above + below
             grad_k = above + direct_below / held if LOG else mean
         tl.store(at[2] + row, grad_k.to(tl.float64))
@@ -260,6 +257,5 @@ def mask_derivative(
     q: float,
     kind: str,
     with_scale: bool,
-    with_k: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return launch_backward(x, scale, anchor, offset, grad, Link.find(link, q), kind, with_scale)

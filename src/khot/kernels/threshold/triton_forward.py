@@ -299,15 +299,7 @@ def threshold(
 
 
 def mask(
-    x: Tensor,
-    k: Tensor,
-    scale: Tensor,
-    link: int,
-    q: float,
-    kind: str,
-    softness: str,
-    check: bool,
-    with_k: bool = True,
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     y, anchor, offset = _checked(x, k, scale, link, q, kind, softness, check)
     assert y is not None
