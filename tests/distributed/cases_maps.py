@@ -98,7 +98,7 @@ def rows_in_parts_are_gathered_for_maps_of_their_order():
     x, w = normal(4, 7), torch.arange(7.0, 0.0, -1).double()
     functions = [
         lambda x: khot.soft_rank(x, 0.7),
-        lambda x: khot.soft_quantile(x, 0.3, 0.7),
+        lambda x: khot.soft_quantile(x, torch.tensor([0.3]), 0.7),
         lambda x: khot.permutahedron_projection(x, w, 0.7),
         lambda x: khot.isotonic_l2(x, w),
         lambda x: khot.successive_softmax_topk(x, 2),
@@ -107,6 +107,7 @@ def rows_in_parts_are_gathered_for_maps_of_their_order():
         y, _ = compare(function, [x], [placements])
         assert list(y.placements) == placements
     compare(lambda x: khot.soft_permutation(x, 0.7), [x], [[S(1)]])
+    compare(lambda x: khot.soft_quantile(x, 0.3, 0.7), [x], [[S(0), S(1)]])  # a number drops the axis
 
 
 @case
