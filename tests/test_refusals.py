@@ -97,6 +97,17 @@ def test_designs_of_a_subclass():
         DESIGN.log_prob(VALUE.as_subclass(Subclass))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors is in prototype stage:UserWarning")
+def test_the_cure_for_a_masked_tensor():
+    """It has no numbers of its own, and ``as_subclass`` fails inside torch."""
+    is_kept = X < 1
+    masked = torch.masked.masked_tensor(X, is_kept)
+    with pytest.raises(TypeError, match=r"subclass MaskedTensor.*pass the tensor that it wraps, such as x.to_tensor"):
+        sigmoid_topk(masked, 2)
+    expected = sigmoid_topk(X.masked_fill(~is_kept, -torch.inf), 2)
+    torch.testing.assert_close(sigmoid_topk(masked.to_tensor(-torch.inf), 2), expected)
+
+
 def test_what_is_like_a_tensor_passes():
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(X)

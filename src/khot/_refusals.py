@@ -34,7 +34,10 @@ def refuse_subclass(name: str, value: Any) -> None:
     if not isinstance(value, Tensor) or type(value) is Tensor or value.is_nested:
         return
     if overrides_torch_functions(type(value)):
+        plain = f"{name}.as_subclass(torch.Tensor)"
+        if type(value).__torch_dispatch__ != Tensor.__torch_dispatch__:  # a wrapper, which has no numbers of its own
+            plain = f"the tensor that it wraps, such as {name}.to_tensor(-torch.inf) of a MaskedTensor"
         raise TypeError(
             f"`{name}` must be a torch.Tensor, but got the subclass {type(value).__name__}, whose own functions khot's "
-            f"operators would bypass: pass {name}.as_subclass(torch.Tensor)"
+            f"operators would bypass: pass {plain}"
         )
