@@ -14,7 +14,7 @@ from torch import Tensor
 
 from khot._validation import check_function, checked_index, described
 from khot.distributions import PhantomUnit, SamplingDesign
-from khot.distributions.enumeration import MAX_SUPPORT
+from khot.distributions.design import MAX_SUPPORT
 from khot.estimators import enumerated, reinmax, score_function, straight_through, unordered_set
 
 __all__ = ["compare_estimators"]

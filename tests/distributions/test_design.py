@@ -19,7 +19,7 @@ from khot import (
     sigmoid_topk,
     successive_softmax_topk,
 )
-from khot.distributions.enumeration import designs_with
+from khot.distributions.design import designs_with
 from tests.inputs import normal
 from tests.registry import DESIGNS, PERTURBED
 

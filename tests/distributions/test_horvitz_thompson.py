@@ -228,7 +228,7 @@ def test_variance_is_approximated_where_subsets_are_too_many(design_class, monke
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _, exact = horvitz_thompson(design, value, y)
-    monkeypatch.setattr("khot.distributions.enumeration.MAX_SUPPORT", math.comb(12, 3) - 1)
+    monkeypatch.setattr("khot.distributions.design.MAX_SUPPORT", math.comb(12, 3) - 1)
     totals._warn_of_few_units.cache_clear()
     with pytest.warns(RuntimeWarning, match=f"{design_class.__name__}.*30 units") as caught:
         _, approximate = horvitz_thompson(design, value, y)

@@ -1,14 +1,16 @@
 """The shared part of designs, relaxed laws and the estimators that wrap designs: their checks and their draws."""
 
+import functools
 from collections.abc import Callable
 from inspect import signature
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from pyro.distributions import MaskedDistribution, TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent
 from torch.distributions.constraints import Constraint
+from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
 from khot._contents import can_look, has_contents
@@ -22,9 +24,7 @@ from .entry import entry, unwatched, with_function
 Law = TypeVar("Law", bound="KHotDistribution")
 R = TypeVar("R")
 
-ENTRIES = (  # members that users call
-    "__init__",
-    "expand",
+RESULTS = (  # members that are computed from the parameter; see :meth:`KHotDistribution.in_float32`
     "probs",
     "logits",
     "log_odds",
@@ -35,10 +35,15 @@ ENTRIES = (  # members that users call
     "covariance_matrix",
     "mode",
     "sample",
-    "rsample",
     "sample_indices",
     "log_prob",
     "entropy",
+)
+ENTRIES = (  # members that users call
+    *RESULTS,
+    "__init__",
+    "expand",
+    "rsample",
     "enumerate_support",
     "to_khot",
     "from_scores",
@@ -51,11 +56,16 @@ class KHotDistribution(TorchDistribution):
 
     With validation on, contents are checked if there are any, which is not so for meta tensors and fake tensors.
 
+    A law of a half type computes in float32 and rounds its results. Rounded probabilities do not sum to k, rounded
+    noise has ties, and rounded moments cancel. So a subclass defines ``RESULTS`` and lazy properties only for tensors
+    in float32 or float64. Lazy properties are computed again when the parameters have changed.
+
     Attributes:
         provenance: What Pyro's provenance tensors among the parameters depend on.
     """
 
     parameter_name = "logits"
+    _lazy: ClassVar[frozenset[str]] = frozenset()  # the members that are computed from the parameter on demand
     _derived: tuple[Snapshot, dict[str, Any]] | None = None  # see `derived`
     _shared_k: int | None = None  # the size, if it is known to be the same in all rows
     _log_prob: Any  # log-probability of values in the support
@@ -64,9 +74,17 @@ class KHotDistribution(TorchDistribution):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         name_init(cls)
-        for name in ENTRIES:
-            if name in vars(cls):
-                setattr(cls, name, with_function(vars(cls)[name], entry))
+        for name, member in list(vars(cls).items()):
+            if isinstance(member, lazy_property):
+                member = _Derived(member.wrapped)
+            elif name in RESULTS:
+                member = with_function(member, _rounded)
+            if name in ENTRIES:
+                member = with_function(member, entry)
+            if member is not vars(cls)[name]:
+                setattr(cls, name, member)
+        members = [item for base in cls.__mro__ for item in vars(base).items()]
+        cls._lazy = frozenset(name for name, member in members if isinstance(member, lazy_property))
 
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
@@ -131,9 +149,12 @@ class KHotDistribution(TorchDistribution):
 
         With the same seed its draws are those of this law. Gradients reach the parameter of this law, rounded once.
         """
-        if not self._is_rounded:
+        if not is_half(self.dtype):
             return self
         return cast(Law, self.derived("in_float32", type(self)._made_in_float32))
+
+    def _made_in_float32(self) -> "KHotDistribution":
+        return instance_of(type(self), self.__getstate__() | {self.parameter_name: self.parameter.float()})
 
     @property
     def unchecked(self: Law) -> Law:
@@ -159,16 +180,6 @@ class KHotDistribution(TorchDistribution):
     def _sources(self) -> list[Any]:
         """The tensors and numbers that results are computed from."""
         return [self.parameter]
-
-    @property
-    def _is_rounded(self) -> bool:
-        return is_half(self.dtype)
-
-    def _made_in_float32(self) -> "KHotDistribution":
-        return instance_of(type(self), self.__getstate__() | {self.parameter_name: self._parameter_in_float32()})
-
-    def _parameter_in_float32(self) -> Tensor:
-        return self.parameter.float()
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for copies and pickles, without computed values, whose graph cannot be copied."""
@@ -240,6 +251,31 @@ class KHotDistribution(TorchDistribution):
                 f"a value must have a shape that broadcasts with batch_shape + event_shape, "
                 f"{tuple(self.batch_shape + self.event_shape)}, with the same last axis, but got {tuple(value.shape)}"
             )
+
+
+class _Derived(lazy_property):  # type: ignore[type-arg]
+    """A lazy property whose value is computed again when the parameters of the law have changed."""
+
+    def __get__(self, instance: Any, obj_type: Any = None) -> Any:
+        if instance is None:
+            return super().__get__(None, obj_type)
+        name, law = self.wrapped.__name__, instance.in_float32
+        return law.derived(name, self.wrapped) if law is instance else _in_dtype_of(instance, getattr(law, name))
+
+
+def _rounded(member: Callable[..., Any]) -> Callable[..., Any]:
+    """A member of a law: of its form in float32, rounded, if the law has a half type."""
+
+    @functools.wraps(member)
+    def call(law: Any, *args: Any, **kwargs: Any) -> Any:
+        return _in_dtype_of(law, member(law.in_float32, *args, **kwargs))
+
+    return call
+
+
+def _in_dtype_of(law: KHotDistribution, result: Any) -> Any:
+    is_wide = isinstance(result, Tensor) and result.dtype == torch.float32 and is_half(law.dtype)
+    return result.to(law.dtype) if is_wide else result
 
 
 def instance_of(kind: type[R], attributes: dict[str, Any]) -> R:

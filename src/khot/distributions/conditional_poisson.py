@@ -23,8 +23,7 @@ from khot.laws.subsets import k_hot_vectors
 from khot.relaxations import topk_mask
 
 from ._arguments import broadcast_with_k, broadcast_with_prior, checked_range, checked_size, without_relaxation
-from .design import SamplingDesign
-from .enumeration import MAX_SUPPORT, TOO_MANY_ADVICE
+from .design import MAX_SUPPORT, TOO_MANY_ADVICE, SamplingDesign
 
 
 class ConditionalPoisson(SamplingDesign):

@@ -4,7 +4,9 @@ This module contains what they have in common: the two parametrisations, their c
 and the moments that follow from first- and second-order inclusion probabilities. A design adds its law.
 """
 
-from collections.abc import Callable
+import math
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -13,19 +15,28 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
-from khot._contents import looks_at_contents
+from khot._contents import can_look, is_finite, looks_at_contents
 from khot._validation import as_int, check_flag, check_function, checked_positive
-from khot.constraints import k_hot
+from khot.constraints import capped_simplex, k_hot
 from khot.kernels.exact.small_numbers import log_odds
 from khot.laws.kept import Kept
+from khot.laws.subsets import k_hot_vectors, k_hot_vectors_of_rank
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.hard import positions
 from khot.relaxations.mask_log_odds import mask_log_odds
 
-from ._arguments import broadcast_with_k, checked_param, checked_size, in_short, shapes_of
-from .base import draw
-from .checked import CheckedDesign
-from .rounding import unrounded
+from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
+from .base import draw, instance_of, is_half
+from .rows import DesignOfRows
+
+MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists; a longer list would not fit into memory
+LISTED = 2**20  # units of the k-hot vectors that a sum over all of them lists at a time: 8 MB
+
+TOO_MANY_ADVICE = "for a site that is too large to enumerate, khot.infer.KHotSwap samples the posterior"
+DIFFERENT_SIZES_ADVICE = (
+    "khot.infer.subset_categorical(design) enumerates rows of different sizes by the numbers of their vectors"
+)
+SURE = 0.5  # a sum whose rounding is smaller fits only the nearest integer
 
 POSTERIOR_ADVICE = (
     "(Pyro's compute_marginals and sample_posterior provide one logit for each k-hot vector, which no design can "
@@ -36,7 +47,7 @@ POSTERIOR_ADVICE = (
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
 
 
-class SamplingDesign(CheckedDesign):
+class SamplingDesign(DesignOfRows):
     r"""A distribution over the k-hot vectors of length n; the base class, to which each subclass adds its law.
 
     The parameter is either ``probs``, the inclusion probabilities :math:`\pi_i = P(x_i = 1)`, whose sum is k, or
@@ -88,6 +99,12 @@ class SamplingDesign(CheckedDesign):
         ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
     """
 
+    arg_constraints = {
+        "probs": Vector(constraints.unit_interval),
+        "logits": Vector(constraints.real),
+        "k": constraints.nonnegative_integer,
+    }
+    has_enumerate_support = True
     _settings: ClassVar[tuple[str, ...]] = ()  # arguments of a subclass, as `repr` shows them
     # The setting with which a design has everything its class defines; "" for any, None if it depends on another
     # design.
@@ -147,8 +164,10 @@ class SamplingDesign(CheckedDesign):
         """Sets the smallest and the largest number of ones of each row."""
         self.k, self.largest_k = k, largest_k
 
-    def _parameter_in_float32(self) -> Tensor:
-        return self.parameter.float() if self.parameter_name == "logits" else unrounded(self.parameter, self.k)
+    def _made_in_float32(self) -> "SamplingDesign":
+        param = self.parameter
+        param = param.float() if self.parameter_name == "logits" or self.size_varies else _unrounded(param, self.k)
+        return instance_of(type(self), self.__getstate__() | {self.parameter_name: param})
 
     @classmethod
     def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
@@ -226,3 +245,238 @@ class SamplingDesign(CheckedDesign):
             return (unit < self.k.unsqueeze(-1)).to(value.dtype)
 
         return self._log_prob_of_any(value, first_units)
+
+    # Checks of the parameters and of values; each error message says what to do.
+
+    def _fits(self) -> bool:
+        if self._shared_k is None or isinstance(self.temperature, Tensor):
+            return False
+        if self.arg_constraints is not SamplingDesign.arg_constraints:
+            return False
+        if self.parameter_name == "logits":
+            return is_finite(self.parameter)
+        return capped_simplex(self._shared_k).holds(self.parameter.detach())
+
+    def _validate_range(self) -> None:
+        if self.parameter_name == "probs" and self.parameter.numel():
+            lowest, highest = (end.item() for end in self.parameter.detach().aminmax())
+            if math.isnan(lowest) or math.isnan(highest):
+                raise ValueError("`probs` must lie in [0, 1], but contain NaN")
+            if not (lowest >= 0 and highest <= 1):
+                raise ValueError(
+                    f"`probs` must lie in [0, 1], but got entries from {lowest:.6g} to {highest:.6g}; give scores by "
+                    "keyword, logits=scores"
+                )
+
+    def _validate_contents(self) -> None:
+        n, k = self.event_shape[0], self.k
+        if not ((k >= 0) & (k <= n)).all():
+            raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
+        if isinstance(self.temperature, Tensor) and not ((self.temperature > 0) & self.temperature.isfinite()).all():
+            raise ValueError(f"`temperature` must be positive and finite, but got {self.temperature}")
+        if self.parameter_name == "probs":
+            self._check_probs(
+                self.parameter,
+                "`probs`",
+                "round or rescale it; for sums that are not integers, use PhantomUnit; give scores by keyword, "
+                "logits=scores",
+            )
+
+    def _check_probs(self, probs: Tensor, name: str, advice: str) -> None:
+        probs = probs.detach()
+        simplex = capped_simplex(self.size)
+        if not simplex.holds(probs):
+            wrong = ~simplex.check(probs)
+            row, k = probs[wrong][0], self.k[wrong][0]
+            expected = f"each row of {name} must lie in [0, 1] and sum to its integer k, but"
+            if row.isnan().any():
+                raise ValueError(f"{expected} one contains NaN (shape {tuple(probs.shape)})")
+            raise ValueError(
+                f"{expected} got entries from {row.min():.6g} to {row.max():.6g} with the sum "
+                f"{row.sum(dtype=torch.float64):.9g} for k={k} (shape {tuple(probs.shape)}); {advice}"
+            )
+
+    def _validate_infinite_logits(self) -> None:
+        """Checks natural parameters: ``inf`` includes a unit, ``-inf`` excludes it, and k must allow both."""
+        if self.parameter_name == "probs":
+            return
+        included, possible = (self.parameter == torch.inf).sum(-1), (self.parameter > -torch.inf).sum(-1)
+        wrong = (included > self.largest_k) | (possible < self.k)
+        if wrong.any():
+            low, high = self.k[wrong][0], self.largest_k[wrong][0]
+            raise ValueError(
+                f"`k` must lie between the number of `logits` equal to inf, {included[wrong][0]}, "
+                f"and that of those above -inf, {possible[wrong][0]}, but got k={low if low == high else (low, high)}"
+            )
+
+    def _validate_sample(self, value: Tensor) -> None:
+        try:
+            super()._validate_sample(value)
+        except ValueError as error:
+            if "support" not in str(error) or not can_look(value) or not ((value > 0) & (value < 1)).any():
+                raise
+            advice = "entries between 0 and 1 are relaxed: relax the model too (khot.infer.KHotReparam)"
+            raise ValueError(f"{error}\n{advice}") from None
+
+    def _sums_of(self, probs: Tensor) -> Tensor:
+        return _sizes(probs.detach().sum(-1, dtype=torch.float64), probs.dtype, probs.shape[-1])
+
+    # Sums over all k-hot vectors, unless a subclass overrides these members.
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """All C(n, k) k-hot vectors in lexicographic order of their positions, along a new first dimension.
+
+        Raises:
+            NotImplementedError: If rows differ in ``k``.
+            ValueError: If there are more than ``MAX_SUPPORT`` vectors.
+        """
+        n, k = operator.index(self.event_shape[0]), self._require_shared_k("enumerate_support", DIFFERENT_SIZES_ADVICE)
+        count, batch_shape, param = math.comb(n, k), self.batch_shape, self.parameter
+        if count > MAX_SUPPORT:
+            raise ValueError(
+                f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but C({n}, {k}) = {count}; "
+                f"{TOO_MANY_ADVICE}"
+            )
+        values = k_hot_vectors(n, k, 0, count, like=param.detach())
+        values = values.view(count, *(1,) * len(batch_shape), n)
+        return values.expand(count, *batch_shape, n) if expand else values
+
+    @property
+    def pairwise_inclusion(self) -> Tensor:
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; a sum over all k-hot vectors."""
+        n = self.event_shape[0]
+        pairs = self.parameter.new_zeros(*self.batch_shape, n, n, dtype=torch.float64)
+        for value, log_prob in self._listed("pairwise_inclusion"):
+            pairs = pairs + torch.einsum("s...,s...i,s...j->...ij", log_prob.exp(), value, value)
+        return pairs.to(self.parameter.dtype)
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        """Matrix ``(..., n, n)`` of the covariances of the x_i."""
+        design = self.in_float64()
+        mean = design.mean
+        covariance = design.pairwise_inclusion - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        return covariance.to(self.parameter.dtype)
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable k-hot vector, found among all of them; for small C(n, k)."""
+        best, most = self.parameter.detach().new_zeros(*self.batch_shape, self.event_shape[0]), None
+        for value, log_prob in self._listed("mode"):
+            largest, at = log_prob.detach().max(0)
+            value = value.expand(*log_prob.shape, -1).take_along_dim(at[None, ..., None], 0).squeeze(0).to(best.dtype)
+            is_better = largest > (-torch.inf if most is None else most)
+            best = torch.where(is_better.unsqueeze(-1), value, best)
+            most = largest if most is None else largest.maximum(most)
+        return best
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats, ``(...)``; computed as a sum over all k-hot vectors."""
+        entropy = self.parameter.new_zeros(self.batch_shape, dtype=torch.float64)
+        for _, log_prob in self._listed("entropy"):
+            possible = log_prob > -torch.inf
+            entropy = entropy - (log_prob.exp() * log_prob.masked_fill(~possible, 0.0)).sum(0)
+        return entropy.to(self.parameter.dtype)
+
+    def enumerates(self, wanted: str) -> bool:
+        """Whether ``entropy`` or ``pairwise_inclusion`` is a sum over all k-hot vectors, if it exists at all."""
+        return getattr(type(self), wanted) is getattr(SamplingDesign, wanted)
+
+    def _listed(self, wanted: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """All k-hot vectors and their log-probabilities in float64, in chunks that fit into memory.
+
+        Yields:
+            Tensors ``(vectors, ..., n)``, which broadcast with the batch, and ``(vectors, *batch_shape)``. A row with
+            fewer vectors than others repeats its last one with a log-probability of ``-inf``.
+
+        Raises:
+            NotImplementedError: If there is no ``_log_prob``, or there are too many vectors.
+        """
+        n, sizes, design = operator.index(self.event_shape[0]), self.sizes(wanted), self.in_float64()
+        counts = [math.comb(n, k) for k in sizes]
+        largest = max(counts, default=0)
+        if largest > MAX_SUPPORT:
+            raise self._unavailable(wanted, f" of {largest} k-hot vectors, which is more than {MAX_SUPPORT}")
+        like, column = design.parameter.detach(), (-1, *(1,) * len(self.batch_shape))
+        step = max(1, LISTED // max(1, like.numel()))
+        for start in range(0, largest, step):
+            rank = torch.arange(start, min(start + step, largest), device=like.device).view(column)
+            if len(sizes) == 1:
+                value, beyond = k_hot_vectors_of_rank(n, sizes[0], rank, like), None
+            else:
+                count = sum((number * (self.k == k) for k, number in zip(sizes, counts, strict=True)), 0 * self.k)
+                value, beyond = k_hot_vectors_of_rank(n, self.k, rank.minimum(count - 1), like), rank >= count
+            try:
+                log_prob = design._log_prob(value)
+            except NotImplementedError:
+                raise self._unavailable(wanted) from None
+            yield value, log_prob if beyond is None else log_prob.masked_fill(beyond, -torch.inf)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        """The log-probability of k-hot values."""
+        raise self._unavailable("log_prob")
+
+    def _unavailable(self, wanted: str, of_what: str = "") -> NotImplementedError:
+        *first, last = designs_with(wanted)
+        return NotImplementedError(
+            f"{type(self).__name__} has no {wanted}{of_what}; {', '.join(first)} and {last} have it"
+        )
+
+
+def _unrounded(probs: Tensor, k: Tensor) -> Tensor:
+    """Float32 probabilities that sum to ``k`` and round to the given ones, which have a half type.
+
+    All entries between 0 and 1 change in the same proportion, by no more than rounding can have changed them. Any
+    remaining excess of the sum is taken from entries of 1. The gradient is that of ``probs``.
+    """
+    exact, unit = probs.detach().double(), torch.finfo(probs.dtype).eps / 2
+    inner, ones = exact.masked_fill(exact == 1, 0.0), (exact == 1).double()
+    total, movable, certain = (part.sum(-1, keepdim=True) for part in (exact, inner, ones))
+    lacking = k.unsqueeze(-1) - total
+    share = (lacking / movable.where(movable > 0, 1.0)).clamp(-unit, unit)
+    rest = ((lacking - share * movable) / certain.clamp(min=1.0)).clamp(-unit / 2, 0.0)
+    return probs.float() + (share * inner + rest * ones).float()
+
+
+def _sizes(total: Tensor, dtype: torch.dtype, n: int) -> Tensor:
+    """The integers that the float64 sums of n rounded probabilities of a dtype represent."""
+    k = total.nan_to_num().round().long()  # the checks report NaN
+    if not looks_at_contents(total) or capped_simplex.rounding_of_sum(n, dtype, n) < SURE:
+        return k
+    for other in (k - 1, k + 1):
+        doubtful = (other >= 0) & (other <= n) & capped_simplex(other.clamp(min=0)).is_sum(total, dtype, n)
+        if doubtful.any():
+            first = total[doubtful][0].item()
+            raise ValueError(
+                f"`k` must be given with `probs` in {dtype}: the sum {first:.9g} of the rounded entries fits the size "
+                f"{other[doubtful][0]} as well as {k[doubtful][0]}; pass k=..., or `probs` in "
+                f"{'float32' if is_half(dtype) else 'float64'}"
+            )
+    return k
+
+
+OPTIONAL = {"log_prob": "_log_prob", "entropy": "entropy", "pairwise_inclusion": "pairwise_inclusion", "mode": "mode"}
+"""Members that not all designs have, each with the method that defines it."""
+
+
+def designs_with(wanted: str) -> list[str]:
+    """The designs of this package that have a ``log_prob``, ``entropy``, ``mode`` ..., as users write them.
+
+    The most complete come first. Designs that have it only with one setting come last, with that setting.
+    """
+    members = [cls for cls in _members(SamplingDesign) if cls._complete_with is not None and wanted in _defined_by(cls)]
+    members.sort(key=lambda cls: (cls._complete_with != "", -len(_defined_by(cls)), cls.__name__))
+    return [f"{cls.__name__}({cls._complete_with})" if cls._complete_with else cls.__name__ for cls in members]
+
+
+def _defined_by(cls: type[SamplingDesign]) -> set[str]:
+    return {name for name, own in OPTIONAL.items() if getattr(cls, own) is not getattr(SamplingDesign, own)}
+
+
+def _members(base: type[SamplingDesign]) -> Iterator[type[SamplingDesign]]:
+    """The designs of this package: its classes that have no subclasses there."""
+    derived = [cls for cls in base.__subclasses__() if cls.__module__.startswith(f"{__package__}.")]
+    for cls in derived:
+        yield from _members(cls)
+    if not derived:
+        yield base

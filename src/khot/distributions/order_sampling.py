@@ -73,8 +73,7 @@ class OrderSampling(SamplingDesign):
         return depth_for(self.parameter.dtype)
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
-        if self.in_float32 is self:
-            _ = self._rank_scale if self._kernel(()) is None else self._centre  # once here, rather than for every copy
+        _ = self._rank_scale if self._kernel(()) is None else self._centre  # once here, rather than for every copy
         return super().expand(batch_shape, _instance)
 
     @property

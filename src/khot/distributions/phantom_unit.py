@@ -121,8 +121,6 @@ class PhantomUnit(SamplingDesign):
 
     @lazy_property
     def _sizes(self) -> Tensor:
-        if self.in_float32 is not self:
-            return self.in_float32._sizes
         probs = self.probs.detach()
         total = probs.sum(-1, dtype=torch.float64)
         tolerance = INTEGER_TOLERANCE * torch.finfo(probs.dtype).eps
@@ -133,8 +131,6 @@ class PhantomUnit(SamplingDesign):
     @lazy_property
     def wrapped(self) -> SamplingDesign:
         """The design of k + 1 out of n + 1 units, the phantom last; in float64, in which the sum is an integer."""
-        if self.in_float32 is not self:
-            return self.in_float32.wrapped
         given = self.parameter_name == "logits"
         probs = self.probs.double()
         if given:
@@ -145,9 +141,6 @@ class PhantomUnit(SamplingDesign):
         if given:
             design.__dict__["log_odds"] = torch.cat((self.log_odds, log_odds(phantom)), -1)
         return design
-
-    def _parameter_in_float32(self) -> Tensor:
-        return self.parameter.float()  # with whatever sum it has
 
     @property
     def relaxes_logits(self) -> bool:

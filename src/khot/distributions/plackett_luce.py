@@ -16,7 +16,7 @@ from khot.constraints import ranking
 from khot.laws import plackett_luce as law
 
 from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short
-from .enumeration import LISTED, MAX_SUPPORT
+from .design import LISTED, MAX_SUPPORT
 from .rows import DesignOfRows
 
 

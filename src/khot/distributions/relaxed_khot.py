@@ -259,7 +259,7 @@ class RelaxedKHot(KHotDistribution):
         if isinstance(temperature, Tensor):
             temperature = temperature.to(z.dtype)
         log_temperature = temperature.log() if isinstance(temperature, Tensor) else math.log(temperature)
-        log_share, slope = torch.log_softmax(self.in_float32.logits - column(temperature) * z, -1), log_slope(z)
+        log_share, slope = torch.log_softmax(self.logits - column(temperature) * z, -1), log_slope(z)
         log_prob = (log_share - slope).sum(-1) + slope.logsumexp(-1) + (math.lgamma(n) + (n - 1) * log_temperature)
         if inside is not None:
             log_prob = log_prob.masked_fill(~inside, -torch.inf)

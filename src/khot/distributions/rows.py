@@ -15,13 +15,13 @@ from khot._validation import checked_expansion
 from khot.kernels.exact.row_slabs import MOST_SLABS, by_rows
 from khot.laws.kept import Kept
 
-from .members import DesignMembers
+from .base import KHotDistribution, instance_of
 
 WHOLE = 2**17  # units of rows that are processed as a whole, so that nothing is computed twice
 SLAB = 2**14  # beyond that, units that are scored or drawn at a time: about 2 MB
 
 
-class DesignOfRows(DesignMembers):
+class DesignOfRows(KHotDistribution):
     """A design as a set of tensors, each of which starts with the batch shape.
 
     Attributes:

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from khot._validation import check_generator, checked_count
-from khot.distributions.enumeration import MAX_SUPPORT
+from khot.distributions.design import MAX_SUPPORT
 
 from ._convention import Loss, checked_call, declares, evaluate
 from .support import Support

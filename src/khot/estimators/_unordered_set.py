@@ -11,7 +11,7 @@ from khot._contents import can_look, has_contents
 from khot._torch_internals import all_true
 from khot._validation import check_choice, check_generator
 from khot.distributions.base import draw
-from khot.distributions.enumeration import MAX_SUPPORT
+from khot.distributions.design import MAX_SUPPORT
 from khot.kernels.random_numbers import exponential
 
 from ._convention import Loss, checked_call, declares, evaluate

@@ -10,7 +10,7 @@ from torch.distributions import Distribution, Independent
 
 from khot._contents import can_look
 from khot.constraints import k_hot
-from khot.distributions.enumeration import MAX_SUPPORT
+from khot.distributions.design import MAX_SUPPORT
 from khot.laws.subsets import k_hot_vectors_of_rank
 
 

@@ -11,8 +11,8 @@ from khot._contents import can_look
 from khot._shapes import broadcast_shapes
 from khot._validation import check_strided, checked_index, described
 from khot.distributions import SamplingDesign
+from khot.distributions.design import MAX_SUPPORT
 from khot.distributions.entry import entry
-from khot.distributions.enumeration import MAX_SUPPORT
 from khot.laws.subsets import MAX_RANK, k_hot_vectors_of_rank, rank_of_k_hot_vectors
 
 
