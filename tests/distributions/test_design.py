@@ -14,27 +14,15 @@ from khot import (
     Sampford,
     StraightThrough,
     Systematic,
-    _torch_internals,
     log_sigmoid_topk,
     sigmoid_topk,
     successive_softmax_topk,
 )
 from khot.distributions.design import designs_with
 from tests.inputs import normal
-from tests.registry import DESIGNS, PERTURBED
+from tests.registry import DESIGNS
 
 LOGITS = torch.tensor([[3.0, 1.0, 0.2, -1.0, 0.5], [8.0, 0.0, 0.0, 0.0, 0.0]])
-
-
-@pytest.mark.parametrize("case", [*DESIGNS, *PERTURBED], ids=lambda case: case.name)
-def test_attributes_are_found_where_dynamo_lists_none(case, monkeypatch):
-    """As before torch 2.12, where only attributes that occur in the code of the class are found."""
-    law = case.make(logits=LOGITS, k=2, validate_args=True)
-    law.sample()
-    names = {*law.__getstate__()}
-    monkeypatch.setattr(_torch_internals, "_LISTS_ATTRIBUTES", False)
-    monkeypatch.setattr(_torch_internals, "_is_traced_by_dynamo", lambda: True)
-    assert {*law.__getstate__()} == names and {*law.expand((3, 2)).__getstate__()} == names
 
 
 @pytest.mark.usefixtures("cpu_backend")

@@ -12,11 +12,12 @@ from torch.distributions import Distribution, Independent
 from torch.distributions.constraints import Constraint
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
+from typing_extensions import Self
 
 from khot._contents import can_look, has_contents
 from khot._shapes import broadcast_shapes
 from khot._torch_internals import may_record, validates
-from khot._validation import check_value, checked_shape, name_init
+from khot._validation import check_value, checked_expansion, checked_shape, name_init
 from khot.laws.kept import Snapshot
 
 from .entry import entry, unwatched, with_function
@@ -133,6 +134,23 @@ class KHotDistribution(TorchDistribution):
         with torch.no_grad():
             return draw(self, sample_shape, generator, "rsample")
 
+    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
+        new = instance_of(type(self), {}) if _instance is None else _instance
+        batch_shape, batch_dim = checked_expansion(batch_shape, self.parameter, self.batch_shape), len(self.batch_shape)
+        laws: dict[int, KHotDistribution] = {}  # a design that is also the scorer stays one, so that they share a graph
+
+        def expanded(value: Any) -> Any:
+            if isinstance(value, KHotDistribution):
+                return laws.get(id(value)) or laws.setdefault(id(value), value.expand(batch_shape))
+            return value.expand(batch_shape + value.shape[batch_dim:]) if isinstance(value, Tensor) else value
+
+        new.__dict__.update({name: expanded(value) for name, value in vars(self).items() if name != "_derived"})
+        if self._derived is not None:
+            new._derived_now().update({name: expanded(value) for name, value in self._derived_now().items()})
+        KHotDistribution.__init__(new, batch_shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return cast(Self, new)
+
     @property
     def parameter(self) -> Tensor:
         """The tensor that the law was constructed from, as ``parameter_name`` says."""
@@ -184,10 +202,6 @@ class KHotDistribution(TorchDistribution):
     def __getstate__(self) -> dict[str, Any]:
         """The state for copies and pickles, without computed values, whose graph cannot be copied."""
         return {name: value for name, value in vars(self).items() if name != "_derived"}
-
-    def _blank(self: Law, instance: Law | None = None) -> Law:
-        """The given object, which has no attributes yet; a new one if there is none."""
-        return instance_of(type(self), {}) if instance is None else instance
 
     def _tensors(self) -> list[Tensor]:
         return [value for value in vars(self).values() if isinstance(value, Tensor)]

@@ -137,8 +137,7 @@ class SamplingDesign(DesignOfRows):
             )
         check_function("relaxation", relaxation, "(logits, k, temperature)")
         check_flag("validate_args", validate_args, optional=True)
-        param, *ends = self._sized(param, k)
-        self._set_ends(*ends)
+        param, self.k, self.largest_k = self._sized(param, k)
         shape = param.shape
         batch_shape, event_shape = shape[:-1], shape[-1:]
         setattr(self, self.parameter_name, param)
@@ -159,10 +158,6 @@ class SamplingDesign(DesignOfRows):
         if isinstance(k, Tensor):
             param, size = broadcast_with_k(self.parameter_name, param, size)
         return param, size, size
-
-    def _set_ends(self, k: Tensor, largest_k: Tensor) -> None:
-        """Sets the smallest and the largest number of ones of each row."""
-        self.k, self.largest_k = k, largest_k
 
     def _made_in_float32(self) -> "SamplingDesign":
         param = self.parameter

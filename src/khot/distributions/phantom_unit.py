@@ -97,12 +97,9 @@ class PhantomUnit(SamplingDesign):
                 )
         self.design_class, self.design_kwargs = design_class, design_kwargs
         super().__init__(probs, logits, k=0, validate_args=validate_args)  # the sizes follow from the parameter
-        self._shared_k = None
+        del self.k, self.largest_k, self._shared_k  # the members of these names take over
         self._derived = None  # it was computed for other sizes
         _ = self.wrapped  # raises its errors here
-
-    def _set_ends(self, k: Tensor, largest_k: Tensor) -> None:
-        """Sets nothing: see ``k`` and ``largest_k``."""
 
     def _validate_contents(self) -> None:
         """Checks nothing beyond the ranges of the parameters: every sum is legal."""

@@ -18,7 +18,6 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
-from typing_extensions import Self
 
 from khot._contents import can_look, is_finite
 from khot._notes import feels_between_vertices
@@ -30,7 +29,6 @@ from khot._validation import (
     check_function,
     check_generator,
     check_strided,
-    checked_expansion,
     checked_positive,
 )
 from khot.constraints import capped_simplex
@@ -131,18 +129,6 @@ class RelaxedKHot(KHotDistribution):
             raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
         if isinstance(temperature, Tensor) and not ((temperature > 0) & temperature.isfinite()).all():
             raise ValueError(f"`temperature` must be positive and finite, but got {temperature}")
-
-    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
-        new = self._blank(_instance)
-        batch_shape = checked_expansion(batch_shape, self.logits, self.batch_shape)
-        new.logits, new.relaxation = self.logits.expand(batch_shape + self.event_shape), self.relaxation
-        new.temperature, new.k = (
-            value.expand(batch_shape) if isinstance(value, Tensor) else value for value in (self.temperature, self.k)
-        )
-        new.provenance = self.provenance
-        super(RelaxedKHot, new).__init__(batch_shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
 
     def __repr__(self) -> str:
         shown = {"temperature": self.temperature, "logits": self.logits, "k": self.k}

@@ -11,7 +11,6 @@ from torch.types import _size as SizeLike
 from typing_extensions import Self
 
 from khot._contents import can_look
-from khot._validation import checked_expansion
 from khot.kernels.exact.row_slabs import MOST_SLABS, by_rows
 from khot.laws.kept import Kept
 
@@ -75,22 +74,9 @@ class DesignOfRows(KHotDistribution):
         return k if self._shared_k is None else self._shared_k
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
-        new = self._blank(_instance)
-        batch_shape, batch_dim = checked_expansion(batch_shape, self.parameter, self.batch_shape), len(self.batch_shape)
-
-        def expanded(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return value.expand(batch_shape + value.shape[batch_dim:])
-            return value.expand(batch_shape) if isinstance(value, DesignOfRows) else value
-
-        for name, value in vars(self).items():
-            if name != "_derived":
-                new.__dict__[name] = expanded(value)
-        if batch_shape != self.batch_shape:
+        new = super().expand(batch_shape, _instance)
+        if new.batch_shape != self.batch_shape:
             new.kept = Kept()
-        new._derived_now().update({name: expanded(value) for name, value in self._derived_now().items()})
-        super(DesignOfRows, new).__init__(batch_shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
         return new
 
     def _sources(self) -> list[Any]:
@@ -106,13 +92,9 @@ class DesignOfRows(KHotDistribution):
         """This design with a parameter in float64, so that results are not rounded."""
         if self.parameter.dtype == torch.float64:
             return self
-        new = object.__new__(type(self))
-        for name, value in self.__getstate__().items():
-            if name == self.parameter_name or name not in self._lazy:  # computed values have rounding errors
-                is_real = isinstance(value, Tensor) and value.is_floating_point()
-                new.__dict__[name] = value.double() if is_real else value
-        new.kept = Kept()
-        return new
+        tensors = [(name, value) for name, value in self.__getstate__().items() if isinstance(value, Tensor)]
+        wide = {name: value.double() for name, value in tensors if value.is_floating_point()}
+        return instance_of(type(self), self.__getstate__() | wide)
 
     def _by_rows(self, function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
         """``function(probs, k, *others, kept=self.kept)`` for tensors ``(..., n)``; many rows go slab by slab."""

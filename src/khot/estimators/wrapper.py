@@ -9,8 +9,6 @@ from pyro.distributions import MaskedDistribution, TorchDistribution
 from torch import Tensor
 from torch.autograd import Function
 from torch.distributions import Distribution, Independent, constraints, kl_divergence, register_kl
-from torch.types import _size as SizeLike
-from typing_extensions import Self
 
 from khot._contents import looks_at_contents
 from khot._shapes import broadcast_shapes
@@ -19,7 +17,6 @@ from khot._validation import (
     check_positive_contents,
     check_value,
     checked_positive,
-    checked_shape,
     described,
 )
 from khot.distributions import SamplingDesign
@@ -94,20 +91,6 @@ class DesignWrapper(KHotDistribution):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.design})"
-
-    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
-        new = self._blank(_instance)
-        batch_shape, batch_dim = checked_shape("batch_shape", batch_shape), len(self.batch_shape)
-        designs = {id(self.design): self.design.expand(batch_shape)}  # if it is also the scorer, they share a graph
-        for name, value in vars(self).items():
-            if isinstance(value, SamplingDesign):
-                value = designs.get(id(value)) or value.expand(batch_shape)
-            elif isinstance(value, Tensor):
-                value = value.expand(batch_shape + value.shape[batch_dim:])
-            new.__dict__[name] = value
-        super(DesignWrapper, new).__init__(batch_shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
