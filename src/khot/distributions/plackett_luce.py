@@ -76,11 +76,8 @@ class PlackettLuce(DesignOfRows):
             logits, size = broadcast_with_k("logits", logits, size)
         self.logits, self.k = logits, size
         self._shared_k = None if isinstance(k, Tensor) else as_int(k)
-        self._width = _largest(size) if self._shared_k is None else self._shared_k
-        super().__init__(*self._shapes(), validate_args=validate_args)
-
-    def _shapes(self) -> tuple[Size, Size]:
-        return self.logits.shape[:-1], Size([self._width])
+        width = _largest(size) if self._shared_k is None else self._shared_k
+        super().__init__(logits.shape[:-1], Size([width]), validate_args=validate_args)
 
     def _sources(self) -> list[Any]:
         return [self.logits] if self._shared_k is not None else [self.logits, self.k]
