@@ -206,10 +206,6 @@ class KHotDistribution(TorchDistribution):
     def _tensors(self) -> list[Tensor]:
         return [value for value in vars(self).values() if isinstance(value, Tensor)]
 
-    def _has_contents(self, *tensors: Tensor) -> bool:
-        """Whether these tensors and the parameters have contents; see :func:`khot._contents.has_contents`."""
-        return has_contents(*tensors, *self._tensors())
-
     def _checks_contents(self, *tensors: Tensor) -> bool:
         """Whether validation is on, and the checks of this library can read these tensors and the parameters."""
         return bool(self._validate_args) and can_look(*tensors, *self._tensors())
@@ -220,7 +216,8 @@ class KHotDistribution(TorchDistribution):
     def _validate_sample(self, value: Tensor) -> None:
         """As in torch; but if rows differ in k, a value for several rows, as in enumeration over k, must fit one."""
         check_value(value)
-        if not (self._has_contents(value) and validates(value, *self._tensors())):
+        tensors = value, *self._tensors()
+        if not (has_contents(*tensors) and validates(*tensors)):
             self._validate_shape(value)
             return
         if self._is_in_support(value):
@@ -228,7 +225,7 @@ class KHotDistribution(TorchDistribution):
         try:
             super()._validate_sample(value)
         except ValueError as error:
-            if "within the support" not in str(error) or not can_look(value, *self._tensors()):
+            if "within the support" not in str(error) or not can_look(*tensors):
                 raise
             fits = cast(Constraint, self.support).check(value)
             if not (fits.long().sum_to_size(value.shape[:-1]) > 0).all():

@@ -154,7 +154,7 @@ class SamplingDesign(DesignOfRows):
 
     def _sized(self, param: Tensor, k: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The parameter with all batch dimensions, and the smallest and the largest number of ones of each row."""
-        size = self._sums_of(param) if k is None else checked_size(k, param)
+        size = _sizes(param.detach()) if k is None else checked_size(k, param)
         if isinstance(k, Tensor):
             param, size = broadcast_with_k(self.parameter_name, param, size)
         return param, size, size
@@ -313,9 +313,6 @@ class SamplingDesign(DesignOfRows):
             advice = "entries between 0 and 1 are relaxed: relax the model too (khot.infer.KHotReparam)"
             raise ValueError(f"{error}\n{advice}") from None
 
-    def _sums_of(self, probs: Tensor) -> Tensor:
-        return _sizes(probs.detach().sum(-1, dtype=torch.float64), probs.dtype, probs.shape[-1])
-
     # Sums over all k-hot vectors, unless a subclass overrides these members.
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
@@ -433,8 +430,9 @@ def _unrounded(probs: Tensor, k: Tensor) -> Tensor:
     return probs.float() + (share * inner + rest * ones).float()
 
 
-def _sizes(total: Tensor, dtype: torch.dtype, n: int) -> Tensor:
-    """The integers that the float64 sums of n rounded probabilities of a dtype represent."""
+def _sizes(probs: Tensor) -> Tensor:
+    """The integers that the sums of rounded probabilities represent."""
+    total, dtype, n = probs.sum(-1, dtype=torch.float64), probs.dtype, probs.shape[-1]
     k = total.nan_to_num().round().long()  # the checks report NaN
     if not looks_at_contents(total) or capped_simplex.rounding_of_sum(n, dtype, n) < SURE:
         return k

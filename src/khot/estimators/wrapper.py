@@ -74,7 +74,8 @@ class DesignWrapper(KHotDistribution):
             raise TypeError(f"`log_prob` must be None, a SamplingDesign or 'none', but got {got}")
         check_flag("validate_args", validate_args, optional=True)
         self.design = design
-        self.scorer = _scorer(design, log_prob)
+        # The law whose `log_prob` scores a draw; None for a score of 0.
+        self.scorer = None if isinstance(log_prob, str) else log_prob or design
         self.provenance = design.provenance.union(() if self.scorer is None else self.scorer.provenance)
         if validate_args is None:
             validate_args = design._validate_args
@@ -152,13 +153,6 @@ class DesignWrapper(KHotDistribution):
                 f"{error}. For an ELBO, choose how draws are scored: {by_another_law}, or {name}(..., "
                 "log_prob='none'), which scores 0 and drops the entropy of the draws"
             ) from error
-
-
-def _scorer(design: SamplingDesign, log_prob: Scorer) -> SamplingDesign | None:
-    """The law whose ``log_prob`` scores a draw; None for a score of 0."""
-    if log_prob is None:
-        return design
-    return None if isinstance(log_prob, str) else log_prob
 
 
 def _is_name(log_prob: Any) -> bool:
