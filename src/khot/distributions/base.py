@@ -167,7 +167,7 @@ class KHotDistribution(TorchDistribution):
 
         With the same seed its draws are those of this law. Gradients reach the parameter of this law, rounded once.
         """
-        if not is_half(self.dtype):
+        if not is_half(self.parameter.dtype):
             return self
         return cast(Law, self.derived("in_float32", type(self)._made_in_float32))
 
@@ -279,13 +279,15 @@ def _rounded(member: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(member)
     def call(law: Any, *args: Any, **kwargs: Any) -> Any:
-        return _in_dtype_of(law, member(law.in_float32, *args, **kwargs))
+        wide = law.in_float32
+        result = member(wide, *args, **kwargs)
+        return result if wide is law else _in_dtype_of(law, result)
 
     return call
 
 
 def _in_dtype_of(law: KHotDistribution, result: Any) -> Any:
-    is_wide = isinstance(result, Tensor) and result.dtype == torch.float32 and is_half(law.dtype)
+    is_wide = isinstance(result, Tensor) and result.dtype == torch.float32
     return result.to(law.dtype) if is_wide else result
 
 
