@@ -67,9 +67,9 @@ def test_sharp_scores(gap: float, dtype: torch.dtype) -> None:
     """At scores (0, 0.4, 1) the gradient is that of three units, however far away a fourth one is."""
     x = torch.tensor([0.0, 0.4, 1.0], dtype=dtype)
     value = torch.tensor([0.0, 1.0, 1.0], dtype=dtype)
-    expected = gradient(LAWS["conditional_poisson"], x.double(), 2, value.double(), 1)
+    expected = gradient(LAWS["conditional_poisson"], x.double(), 2, value.double())
     far = torch.cat((x, x.new_tensor([-gap])))
-    found = gradient(LAWS["conditional_poisson"], far, 2, torch.cat((value, value.new_zeros(1))), 1)
+    found = gradient(LAWS["conditional_poisson"], far, 2, torch.cat((value, value.new_zeros(1))))
     torch.testing.assert_close(found[:3].double(), expected, rtol=0, atol=20 * torch.finfo(dtype).eps)
     assert found[3].abs() < 1e-15
 
