@@ -124,29 +124,8 @@ class TestFenchelYoung:
             assert torch.autograd.grad(result, k, retain_graph=True, allow_unused=True) == (None,)
         assert jacfwd(loss)(k.detach()).count_nonzero() == 0
 
-    def test_batches_and_reductions(self, kind, p):
-        x, target, strength = normal(4, 6, seed=3), feasible(kind), torch.linspace(0.5, 2, 4).double()
-        none = fenchel_young_topk_loss(x, target, 2.5, strength, p, kind, "none")
-        for i in range(4):
-            single = fenchel_young_topk_loss(x[i], target[i], 2.5, strength[i].item(), p, kind)
-            torch.testing.assert_close(none[i], single)
-        k = torch.full((4,), 2.5).double()
-        for reduction, expected in (("none", none), ("mean", none.mean()), ("sum", none.sum())):
-            for size in (2.5, k):
-                found = fenchel_young_topk_loss(x, target, size, strength, p, kind, reduction)
-                torch.testing.assert_close(found, expected)
-            module = FenchelYoungTopKLoss(2.5, strength=strength, p=p, kind=kind, reduction=reduction)
-            torch.testing.assert_close(module(x, target), expected)
-        mapped = vmap(lambda x, t, s: fenchel_young_topk_loss(x, t, 2.5, s, p, kind))(x, target, strength)
-        torch.testing.assert_close(mapped, none)
-
 
 class TestFenchelYoungDetails:
-    def test_offset_does_not_cost_digits(self):
-        x, target = normal(3, 50, dtype=torch.float32) + 1e4, topk_mask(normal(3, 50, seed=1), 5)
-        exact = fenchel_young_topk_loss(x.double(), target.double(), 5)
-        torch.testing.assert_close(fenchel_young_topk_loss(x, target, 5).double(), exact, rtol=1e-6, atol=1e-5)
-
     def test_unbounded_targets(self):
         """The paper's setting: one-hot target, k = 3. No lower bound along the vector of ones."""
         x, target = normal(4, 8).requires_grad_(), torch.eye(8)[:4].double()
@@ -263,18 +242,10 @@ class TestFenchelYoungDetails:
     @pytest.mark.parametrize(
         ("error", "match", "kwargs"),
         [
-            (ValueError, "`kind` must be one of 'mask', 'magnitude', 'signed', but got 'sign'", {"kind": "sign"}),
-            (ValueError, "`reduction` must be .*'avg'", {"reduction": "avg"}),
-            (ValueError, r"`target` must be a tensor of the shape \(2, 4\).*\(4,\)", {"target": torch.zeros(4)}),
-            (ValueError, "`target` must be a tensor.*list", {"target": [1.0]}),
             (ValueError, "`target` must sum to k.*k=2 by up to 1; pass `unbounded=True`", {"target": torch.eye(4)[:2]}),
             (ValueError, r"`target` must lie in \[0, 1\]", {"target": torch.tensor([[2.0, 0, 0, 0]] * 2)}),
             (ValueError, r"`target` must lie in \[-1, 1\]", {"target": torch.full((2, 4), -1.5), "kind": "signed"}),
             (ValueError, "at most k", {"target": -torch.ones(2, 4), "kind": "signed"}),
-            (ValueError, "0 <= k <= n, but got k=5", {"k": 5}),
-            (ValueError, "`strength` must be positive", {"strength": 0.0}),
-            (ValueError, "1 < p <= 2", {"p": 3.0}),
-            (TypeError, "`x` must be a torch.Tensor", {"x": [1.0]}),
         ],
     )
     def test_errors(self, error, match, kwargs):
@@ -406,30 +377,6 @@ class TestTopKCrossEntropy:
         (parameter,) = module.parameters()
         assert parameter.grad.isfinite() and parameter.grad != 0
         assert "relaxation=lapsum_topk" in repr(module)
-
-    @pytest.mark.parametrize(
-        ("error", "match", "kwargs"),
-        [
-            (TypeError, "`target` must be an int64 tensor.*float32", {"target": torch.zeros(2)}),
-            (TypeError, "`target` must be an int64 tensor.*list", {"target": [0, 1]}),
-            (ValueError, r"`target` must have the batch shape \(2,\)", {"target": torch.zeros(3, dtype=torch.int64)}),
-            (ValueError, r"`target` must lie in \[0, 3\]", {"target": torch.tensor([0, 4])}),
-            (ValueError, "`p_k` must have between 1 and n=4 weights", {"p_k": [0.2] * 5}),
-            (ValueError, "`p_k` must have between 1 and n=4 weights", {"p_k": []}),
-            (ValueError, "`p_k` must be weights >= 0, not all zero", {"p_k": [0.5, -0.5]}),
-            (ValueError, "`p_k` must be weights >= 0, not all zero", {"p_k": torch.zeros(2)}),
-            (ValueError, "`reduction`", {"reduction": None}),
-            (ValueError, "`softness` must be positive", {"softness": 0.0}),
-            (ValueError, "`softness` must be positive", {"softness": torch.tensor([1.0, -1.0])}),
-            (TypeError, "`p_k` must be a sequence of numbers or a tensor, but got None", {"p_k": None}),
-            (TypeError, "`relaxation` must be a function of .*'lapsum'", {"relaxation": "lapsum"}),
-            (TypeError, "`x` must be a torch.Tensor", {"x": [[0.0]]}),
-        ],
-    )
-    def test_errors(self, error, match, kwargs):
-        good = {"x": torch.zeros(2, 4), "target": torch.tensor([0, 1]), "p_k": [1.0]}
-        with pytest.raises(error, match=match):
-            topk_cross_entropy(**{**good, **kwargs})
 
 
 class TestKnnLoss:

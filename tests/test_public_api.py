@@ -32,40 +32,26 @@ MODULES |= {name: importlib.import_module(f"khot.{name}") for name in BY_NAME}
 PUBLIC = [(package, name) for package, module in MODULES.items() for name in module.__all__]
 
 
-@pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
-def test_all_is_sorted_and_without_doubles(module):
-    assert list(module.__all__) == sorted(set(module.__all__))
+def test_public_names_are_sorted_and_documented():
+    for package, module in MODULES.items():
+        assert dir(module) == list(module.__all__) == sorted(set(module.__all__))
+        for name in module.__all__:
+            public = getattr(module, name)
+            assert not name.startswith("_")
+            assert inspect.getdoc(public), f"{package}.{name} has no docstring"
+            bases = [inspect.getdoc(base) for base in public.__mro__[1:]] if inspect.isclass(public) else []
+            assert inspect.getdoc(public) not in bases, f"{package}.{name} only inherits its docstring"
 
 
-@pytest.mark.parametrize(("package", "name"), PUBLIC)
-def test_public_name_is_documented(package, name):
-    public = getattr(MODULES[package], name)
-    assert not name.startswith("_")
-    assert inspect.getdoc(public), f"{package}.{name} has no docstring"
-    if inspect.isclass(public):
-        bases = [inspect.getdoc(base) for base in public.__mro__[1:]]
-        assert inspect.getdoc(public) not in bases, f"{package}.{name} only inherits its docstring"
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_khot_reexports_what_the_subpackages_list(package):
-    assert getattr(khot, package) is MODULES[package]
-    for name in MODULES[package].__all__:
-        assert getattr(khot, name) is getattr(MODULES[package], name)
-
-
-def test_khot_lists_its_names_once():
+def test_khot_lists_the_names_of_its_subpackages_once():
     meaning = {}
     for package in PACKAGES:
+        assert getattr(khot, package) is MODULES[package]
         for name in MODULES[package].__all__:
             public = getattr(MODULES[package], name)
+            assert getattr(khot, name) is public
             assert meaning.setdefault(name, public) is public, f"two subpackages mean different things by {name}"
     assert khot.__all__ == sorted({*meaning, *MODULES} - {*BY_NAME})
-
-
-@pytest.mark.parametrize("module", MODULES.values(), ids=lambda module: module.__name__)
-def test_dir_lists_the_public_names_and_nothing_else(module):
-    assert dir(module) == list(module.__all__)
 
 
 def test_dir_of_khot_lists_the_modules_that_are_not_exported_too():
@@ -114,13 +100,13 @@ REGISTRIES = {
 BASES = {"Link", "SamplingDesign"}
 
 
-@pytest.mark.parametrize(("package", "name"), PUBLIC)
-def test_public_name_is_in_a_registry(package, name):
-    public = getattr(MODULES[package], name)
-    if name in BASES:
-        assert any(issubclass(member, public) for member in REGISTRIES[package] if inspect.isclass(member))
-    else:
-        assert any(member is public for member in REGISTRIES[package]), f"{package}.{name} is in no registry"
+def test_public_names_are_in_a_registry():
+    for package, name in PUBLIC:
+        public, members = getattr(MODULES[package], name), REGISTRIES[package]
+        if name in BASES:
+            assert any(issubclass(member, public) for member in members if inspect.isclass(member))
+        else:
+            assert any(member is public for member in members), f"{package}.{name} is in no registry"
 
 
 def test_bases_cannot_be_members():
@@ -151,17 +137,14 @@ BY_POSITION = {  # of the modules and the function of khot.nn; all else is a key
 }
 
 
-@pytest.mark.parametrize(("package", "name"), PUBLIC)
-def test_what_is_given_by_position(package, name):
+def test_what_is_given_by_position():
     """An axis is a keyword everywhere, and in khot.nn whatever follows the size: TopK(3, 1) is no softness."""
-    public = getattr(MODULES[package], name)
-    if not callable(public):
-        return
-    parameters = inspect.signature(public).parameters
-    by_position = [each.name for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
-    assert "dim" not in by_position
-    if package == "nn":
-        assert by_position == BY_POSITION.get(name, "k").split()
+    for package, name in PUBLIC:
+        if callable(public := getattr(MODULES[package], name)):
+            parameters = inspect.signature(public).parameters
+            by_position = [each.name for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+            assert "dim" not in by_position
+            assert package != "nn" or by_position == BY_POSITION.get(name, "k").split()
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,9 @@ def early_returns(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: "-".join(file.parts[-2:]))
-def test_no_test_returns_early(file):
+def test_no_test_returns_early():
     """Members and cases that a test is not about are left out where its parameters are listed."""
-    assert early_returns(file.read_text()) == []
+    assert [(file.name, found) for file in FILES if (found := early_returns(file.read_text()))] == []
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,8 @@ def test_no_parameters_are_an_error(pytestconfig):
 
 
 def backend_here():
-    return threshold.mask.choose(torch.zeros(2, 5), LOGISTIC, MASK).name
+    found = threshold.mask.choose(torch.zeros(2, 5), LOGISTIC, MASK)
+    return found.name if found else "torch"
 
 
 def test_tests_run_what_a_user_runs():

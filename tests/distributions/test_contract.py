@@ -273,27 +273,12 @@ def check_bad_arguments(case):
         (ValueError, "0 <= k <= n.*k=-1 with n=5", {**good, "k": -1}),
         (ValueError, "0 <= k <= n.*k=6 with n=5", {**good, "k": 6}),
         (ValueError, "0 <= k <= n", {**good, "k": torch.tensor([1, 2, 6])}),
-        (TypeError, r"`k` must be an int.*2\.5", {**good, "k": 2.5}),
-        (TypeError, "`k` must be an int.*True", {**good, "k": True}),
-        (TypeError, "`k` must be an int.*float32", {**good, "k": torch.tensor([1.0, 2.0, 3.0])}),
         (ValueError, r"`k` must broadcast.*\(3,\).*\(2,\)", {**good, "k": torch.tensor([1, 2])}),
         (ValueError, "logits", {**good, "logits": LOGITS.log()}),
-        (TypeError, "`logits`.*int64", {**good, "logits": LOGITS.long()}),
-        (TypeError, "`logits`.*list", {**good, "logits": LOGITS.tolist()}),
-        (ValueError, r"`logits`.*\(\)", {**good, "logits": LOGITS[0, 0]}),
         (ValueError, "probs", {"probs": PROBS + 0.3 * torch.tensor([1, 1, -1, -1, 0])}),
-        (ValueError, "probs", {"probs": PROBS * math.nan}),
         (ValueError, r"`probs` must lie in \[0, 1\] and sum to its.*2\.1.*round or rescale", {"probs": PROBS * 1.05}),
         (ValueError, "`probs` must lie.*k=3", {"probs": PROBS, "k": 3}),
     ]
-    if case.takes_relaxation:
-        errors += [
-            (ValueError, "`temperature`.*0", {**good, "temperature": 0}),
-            (ValueError, "`temperature`.*-1", {**good, "temperature": torch.tensor(-1.0)}),
-            (ValueError, r"`temperature`.*\(2,\)", {**good, "temperature": torch.ones(2)}),
-            (TypeError, "`temperature`", {**good, "temperature": "hot"}),
-            (TypeError, "`relaxation`", {**good, "relaxation": "sigmoid"}),
-        ]
     for error, match, kwargs in errors:
         with pytest.raises(error, match=match):
             case.make(**kwargs, validate_args=True)

@@ -173,17 +173,6 @@ def test_limits(name):
     assert make(name, probs=PROBS[:0]).sample((2,)).shape == (2, 0, 4)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_low_precision(dtype):
-    torch.manual_seed(0)
-    logits = torch.randn(20, 50).to(dtype)
-    design = make("conditional_poisson", logits=logits)
-    draws = design.sample((30,))
-    assert draws.dtype == design.mean.dtype == design.log_prob(draws).dtype == design.entropy().dtype == dtype
-    assert design.support.check(draws).all() and torch.equal(design.mean, logits.sigmoid())
-    assert (design.largest_k == design.k + 1).all()
-
-
 def test_integer_sums_are_recognised():
     probs = sigmoid_topk(
         3 * torch.randn(8, 1000, generator=torch.Generator().manual_seed(0)), torch.arange(100, 900, 100)
@@ -274,9 +263,6 @@ def test_bad_arguments():
         (ValueError, "`order`.*'none'", (Systematic,), {**good, "order": "none"}),
         (ValueError, "both", (Pivotal,), {**good, "logits": PROBS}),
         (ValueError, "neither", (Pivotal,), {}),
-        (TypeError, "`probs`.*list", (Pivotal,), {"probs": [0.5]}),
-        (ValueError, "probs", (Pivotal,), {"probs": 2 * PROBS}),
-        (ValueError, "logits", (Pivotal,), {"logits": PROBS * math.nan}),
     ):
         with pytest.raises(error, match=match):
             PhantomUnit(*args, **kwargs, validate_args=True)

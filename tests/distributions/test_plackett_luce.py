@@ -179,12 +179,6 @@ def test_wrong_draws_are_found():
         check_draws(design, PlackettLuce(normal(4) * 1.3, 2).sample((20_000,)))
 
 
-def test_draws_follow_the_generator():
-    design = PlackettLuce(normal(3, 7), 4)
-    first, second = (design.sample((5,), generator=torch.Generator().manual_seed(1)) for _ in range(2))
-    assert torch.equal(first, second) and first.shape == (5, 3, 4) and first.dtype == torch.long
-
-
 def test_mode_and_entropy():
     logits = torch.stack([normal(5), EXCLUDED, torch.zeros(5, dtype=torch.float64)])
     design = PlackettLuce(logits, 3)
@@ -343,14 +337,8 @@ def test_values_outside_of_the_support():
 
 def test_bad_parameters():
     for logits, k, error, message in (
-        ([0.0], 1, TypeError, "`logits` must be a torch.Tensor"),
-        (normal(4), 5, ValueError, "0 <= k <= n"),
-        (normal(4), 1.5, TypeError, "`k` must be an int"),
-        (normal(4), torch.tensor([1, 5]), ValueError, "0 <= k <= n"),
-        (normal(4), torch.tensor([-1, 2]), ValueError, "0 <= k <= n|k"),
         (EXCLUDED, 5, ValueError, "k=5 in a row with 4 of them"),
         (-EXCLUDED, 1, ValueError, "less than inf"),
-        (normal(4) * math.nan, 1, ValueError, "logits"),
     ):
         with pytest.raises(error, match=message):
             PlackettLuce(logits, k, validate_args=True)

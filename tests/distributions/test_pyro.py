@@ -165,23 +165,6 @@ def test_score_function_elbos_agree_with_enumeration(case, elbo_class):
         assert ((estimates.mean(0) - exact).abs() <= 8 * error + 1e-12).all()
 
 
-@pytest.mark.slow
-@every_scored_design
-def test_svi_finds_the_best_subset(case):
-    def model():
-        x = pyro.sample("x", case.make(logits=torch.zeros(5), k=K).mask(False))
-        pyro.factor("cost", -10 * (x * torch.tensor([1.0, 0.2, 0.9, 0.1, 0.8])).sum(-1))
-
-    def guide():
-        pyro.sample("x", case.make(logits=pyro.param("logits", torch.zeros(5)), k=K), infer={"enumerate": "parallel"})
-
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), TraceEnum_ELBO(max_plate_nesting=0))
-    for _ in range(100):
-        svi.step()
-    learned = case.make(logits=pyro.param("logits").detach(), k=K)
-    assert learned.mode.tolist() == [0, 1, 0, 1, 0] and learned.mean[[1, 3]].min() > 0.9
-
-
 @pytest.mark.parametrize("case", [case for case in DESIGNS if not case.has_log_prob], ids=lambda case: case.name)
 def test_missing_log_prob_is_named(case):
     def model():

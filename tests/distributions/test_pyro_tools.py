@@ -106,27 +106,6 @@ def test_storage_and_conversion(make):
     assert make(logits=module.float()["logits"], k=K).sample().dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [
-        (name, method)
-        for method, without in {
-            # whose integrals take as many nodes as the contents ask for
-            "log_prob": {"pareto", "pareto_plain", "pareto_exact", "gumbel_topk"},
-            # who look for the largest number to draw, and whether they are done
-            "sample": {"brewer", "pareto_exact"},
-        }.items()
-        for name in sorted(SITES.keys() - {"phantom_unit"} - without)  # its size depends on its contents
-    ],
-)
-def test_stays_on_its_device(name, method):
-    """A device without data: whatever is made on another one, or read on the host, raises."""
-    argument = {"log_prob": torch.empty(3, 5, device="meta"), "sample": (3,)}[method]
-    with pyro.validation_enabled(False):
-        design = SITES[name](logits=LOGITS.to("meta"), k=K)
-        assert getattr(design, method)(argument).device.type == "meta"
-
-
 @every_site
 def test_wrong_values_and_plates_give_the_usual_errors(make):
     def observe(value, logits=LOGITS):

@@ -87,17 +87,6 @@ def test_shapes_and_dtypes(case):
 
 
 @pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
-def test_reproduces_from_a_seed(case):
-    results = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        logits = LOGITS.clone().requires_grad_()
-        surrogate = case.estimate(ConditionalPoisson(logits=logits, k=2), lambda x: (x * WEIGHT).sum(-1).exp(), 2)
-        results.append((surrogate.detach(), torch.autograd.grad(surrogate.sum(), logits)[0]))
-    assert all(map(torch.equal, *results))
-
-
-@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
 def test_stays_on_the_device_of_the_design(case):
     logits = LOGITS.clone().requires_grad_()
     design = ConditionalPoisson(logits=logits, k=2)
@@ -127,11 +116,6 @@ def test_declares_what_it_is(case):
 @pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
 def test_errors(case):
     design = ConditionalPoisson(logits=LOGITS, k=2)
-    for num_samples, error in ((0, ValueError), (-1, ValueError), (1.0, TypeError), (True, TypeError)):
-        with pytest.raises(error, match="`num_samples` must be"):
-            case.estimate(design, lambda x: x.sum(-1), num_samples)
-    with pytest.raises(TypeError, match="`design` must be a"):
-        case.estimate(LOGITS, lambda x: x.sum(-1), 2)
     with pytest.raises(ValueError, match=r"`f` must return one loss for each vector.*but got \(\)"):
         case.estimate(design, lambda x: x.sum(), 2)
     with pytest.raises(TypeError, match="`f` must return a floating-point tensor, but got float"):

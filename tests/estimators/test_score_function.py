@@ -6,7 +6,7 @@ import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO
 
-from khot import ConditionalPoisson, MovingAverage, Pivotal, score_function
+from khot import ConditionalPoisson, MovingAverage, score_function
 from khot.estimators._score_function import _baseline_values, _surrogate
 from tests.estimators.enumeration import LOGITS, SCORED, WEIGHT, assert_same, derivatives, exact, leaves, loss, tuples
 
@@ -188,8 +188,3 @@ def test_pyro_sites_with_baselines(elbo):
     mean = ConditionalPoisson(logits=pyro.param("logits").detach(), k=2).mean
     assert set(mean.topk(2).indices.tolist()) == {1, 3}
     pyro.clear_param_store()
-
-
-def test_designs_without_score_name_those_with():
-    with pytest.raises(NotImplementedError, match="Pivotal has no log_prob; .*ConditionalPoisson.*Sampford"):
-        score_function(Pivotal(logits=LOGITS, k=2), loss(WEIGHT))

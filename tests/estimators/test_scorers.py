@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from khot import (
-    IMLE,
     ConditionalPoisson,
     GumbelTopK,
     ParetoSampling,
     PhantomUnit,
     Pivotal,
     Sampford,
-    SamplingDesign,
     StraightThrough,
     sigmoid_topk,
 )
@@ -154,25 +152,3 @@ def test_expanded_wrappers_keep_their_scorer():
     design = Pivotal(logits=LOGITS, k=2)
     wrapper = StraightThrough(design, log_prob=ConditionalPoisson(probs=design.mean)).expand((3, 2))
     assert wrapper.log_prob(wrapper.sample()).shape == (3, 2)
-
-
-def test_half_precision_follows_a_change_of_the_scorer_or_of_the_size():
-    logits, other, k = LOGITS.bfloat16(), LOGITS.bfloat16(), torch.tensor([2, 2])
-    wrapper = StraightThrough(
-        ConditionalPoisson(logits=logits, k=k), log_prob=ConditionalPoisson(logits=other, k=k), validate_args=False
-    )
-    value = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0])
-    for change in (lambda: other.mul_(-1), lambda: k.fill_(3)):
-        wrapper.in_float32.log_prob(value)
-        change()
-        value[2] = float(k[0] == 3)
-        expected = ConditionalPoisson(logits=other.float(), k=k)
-        torch.testing.assert_close(wrapper.in_float32.log_prob(value), expected.log_prob(value))
-        assert (wrapper.in_float32.sample().sum(-1) == k).all()
-
-
-def test_designs_are_told_from_other_objects():
-    with pytest.raises(TypeError, match="`log_prob` must be None, a SamplingDesign or 'none'"):
-        IMLE(LOGITS, 2, log_prob=SamplingDesign)
-    with pytest.raises(TypeError, match="`log_prob` must be None, a SamplingDesign or 'none'"):
-        IMLE(LOGITS, 2, log_prob=LOGITS)

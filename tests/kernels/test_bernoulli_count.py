@@ -9,14 +9,13 @@ from torch.distributions import kl_divergence
 from khot import ConditionalPoisson, StraightThrough
 from khot.kernels import backend
 from khot.kernels.count import (
-    LONGEST,
     bernoulli_count,
     bernoulli_count_derivative,
     bernoulli_count_draw,
     marked_count,
     marked_count_draw,
 )
-from khot.laws import conditional_poisson, sampford, unit_by_unit
+from khot.laws import conditional_poisson, sampford
 from khot.relaxations import sigmoid_topk
 from tests.inputs import normal
 
@@ -172,20 +171,6 @@ def test_certain_units_and_values_between_are_the_same_by_tree():
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_who_gets_here():
-    """Short rows that nobody transforms or traces."""
-    logits = normal(2, 5)
-    assert unit_by_unit.takes(logits) and not unit_by_unit.takes(torch.zeros(1, LONGEST + 1))
-    assert not unit_by_unit.takes(logits[:0]) and not unit_by_unit.takes(torch.zeros(2, 5, device="meta"))
-    with torch.autograd.forward_ad.dual_level():
-        assert not unit_by_unit.takes(logits)
-    seen = []
-    torch.vmap(lambda x: seen.append(unit_by_unit.takes(x)) or x)(logits)
-    with backend("torch"):
-        seen.append(unit_by_unit.takes(logits))
-    assert seen == [False, False]
-
-
 def test_many_cotangents_at_once():
     """Torch passes these as one batch, which the tree takes."""
     logits = normal(6).requires_grad_()
@@ -287,35 +272,6 @@ def test_a_mean_of_inference_mode_is_not_shared():
         assert design.entropy().equal(expected)
     (found,) = torch.autograd.grad(design.entropy().sum(), theta)
     torch.testing.assert_close(found, torch.autograd.grad(conditional_poisson.entropy(theta, 3).sum(), theta)[0])
-
-
-def test_a_write_that_changes_nothing_costs_no_derivative():
-    theta = normal(2, 9).requires_grad_()
-    design = ConditionalPoisson(logits=theta, k=3)
-    _ = design.mean
-    with torch.no_grad():
-        theta.add_(0)
-    assert torch.autograd.grad(design.entropy().sum(), theta)[0].any()
-
-
-def test_logits_that_are_detached_take_the_entropy_with_them():
-    start = normal(2, 9).requires_grad_()
-    theta = start * 1
-    design = ConditionalPoisson(logits=theta, k=3)
-    _ = design.mean
-    theta.detach_()
-    assert not design.entropy().requires_grad
-    theta.requires_grad_()
-    design.entropy().sum().backward()
-    assert theta.grad.any() and start.grad is None
-
-
-def test_logits_that_are_frozen_take_the_entropy_with_them():
-    theta = normal(2, 9).requires_grad_()
-    design = ConditionalPoisson(logits=theta, k=3)
-    _ = design.mean
-    theta.requires_grad_(False)
-    assert not design.entropy().requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

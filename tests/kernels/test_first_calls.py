@@ -38,23 +38,6 @@ def test_a_second_process_finds_all_machine_code_on_disk(tmp_path):
     assert (first, second) == ("0 2\n", "2 2\n")
 
 
-@pytest.mark.slow
-def test_a_home_that_cannot_be_written_is_one_warning_and_no_error(tmp_path):
-    """In a process that compiles several loops and can keep none of them."""
-    home = tmp_path / "home"
-    home.write_text("")  # a file: that nothing can be made in it holds for root as well
-    program = """
-        import sys, torch, khot
-        sys.stderr = sys.stdout
-        x = torch.zeros(4)
-        print(khot.isotonic_l2(x).tolist(), khot.topk_mask(x, 2).tolist())
-    """
-    variables = ("KHOT_CACHE_DIR", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA")
-    shown = run_python(program, without=variables, HOME=str(home), USERPROFILE=str(home))
-    assert shown.count("RuntimeWarning") == 1 and shown.count("set KHOT_CACHE_DIR to a writable folder") == 1
-    assert shown.count("[0.0, 0.0, 0.0, 0.0] [1.0, 1.0, 0.0, 0.0]") == 1
-
-
 # ---- What a person at a terminal is told
 
 

@@ -63,14 +63,6 @@ def test_a_piece_with_another_reach_has_another_name():
     assert repr(replace(piece, of=FarLogistic)) != repr(piece)
 
 
-@pytest.mark.parametrize("missing", ["quantile", "tails", "log_tail"])
-def test_a_piece_lacks_nothing_that_kernels_call(missing):
-    piece = triton_link(LOGISTIC)
-    values = {field.name: getattr(piece, field.name) for field in fields(piece) if field.name != missing}
-    with pytest.raises(TypeError, match=f"missing 1 required keyword-only argument: '{missing}'"):
-        SmoothLink(**values)
-
-
 def test_a_link_without_a_piece_gets_that_of_no_other():
     class Own(Logistic):
         pass

@@ -7,7 +7,6 @@ import scipy.stats
 import torch
 from torch.autograd import gradcheck
 
-from khot import capped_simplex_map
 from khot.kernels.links.base import Link
 from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
 from khot.kernels.links.clipped_power import ClippedPower, clipped_power
@@ -120,34 +119,3 @@ def test_one_link_for_every_p():
     assert clipped_power(1.25) is clipped_power(1.25) and clipped_power(1.25).q == 4
     assert Link.find(*clipped_power(1.25).key) == clipped_power(1.25)
     assert ClippedPower(1 + 1 / 3).q == 3 and ClippedPower(1.7).q == pytest.approx(1 / 0.7)
-
-
-class RaisedCosine(Link):
-    """A compact link with only what a user must define."""
-
-    compact = True
-    reach = 1.0
-
-    def value(self, z):
-        return torch.sin(0.5 * torch.pi * z.clamp(0, 1)).square()
-
-    def complement(self, z):
-        return torch.cos(0.5 * torch.pi * z.clamp(0, 1)).square() * (z < 1)
-
-    def slope(self, z):
-        return 0.5 * torch.pi * torch.sin(torch.pi * z.clamp(0, 1)) * ((z > 0) & (z < 1))
-
-    def inverse(self, p):
-        return torch.asin(p.sqrt()) * (2 / torch.pi)
-
-
-@pytest.mark.parametrize(
-    "scale", [pytest.param(0.05, marks=pytest.mark.slow), 1.0, pytest.param(20.0, marks=pytest.mark.slow)]
-)
-def test_a_compact_link_of_a_user(scale):
-    x = torch.randn(4, 30, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
-    link = RaisedCosine()
-    for k in (0.2, 7.0, 29.5):
-        y = capped_simplex_map(x, k, scale, link=link)
-        torch.testing.assert_close(y.sum(-1), torch.full((4,), k, dtype=torch.float64), rtol=1e-13, atol=1e-13)
-        assert gradcheck(lambda x, k=k: capped_simplex_map(x, k, scale, link=link), x[:1, :6] if k < 6 else x[:1])

@@ -278,18 +278,6 @@ def _count(first, last):
     return last - first
 
 
-def test_a_folder_that_fills_up_is_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache._Cache, "_save_overload", _no_space)
-    cache._warn_of.cache_clear()
-    with pytest.warns(RuntimeWarning, match=r"again in every process.*OSError: No space left on device"):
-        assert cpu_loops.kernel(_twice)(0, 3) == 6
-    cache._warn_of.cache_clear()
-
-
-def _no_space(*arguments):
-    raise OSError(28, "No space left on device")
-
-
 def _twice(first, last):
     return 2 * (last - first)
 

@@ -1,6 +1,6 @@
 """Maps in one compiled graph, forward and backward, for any shape, and a few of them through Inductor's C++.
 
-The masks, the order maps and the baselines have tests of their own of the first.
+The masks have a test of their own of the first.
 """
 
 import os
@@ -16,7 +16,7 @@ from tests.every_map import MAPS
 from tests.inputs import normal
 
 COMPILER = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-FAMILIES = ("isotonic", "permutahedron_projection", "straight_through", "sorted_transport", "topk_mask")
+FAMILIES = ("isotonic", "permutahedron", "soft_", "sorted_transport", "straight_through", "successive", "topk_mask")
 INDUCED = ("sigmoid_topk", "soft_rank")
 
 

@@ -69,17 +69,6 @@ def check_half_types_are_rounded_results(case):
         )
 
 
-def check_every_dim(case):
-    x, k = normal(3, 4, 5), torch.tensor(1.5, dtype=torch.float64)
-    for dim in range(-3, 3):
-        expected = case.map(x.movedim(dim, -1), k).movedim(-1, dim)
-        torch.testing.assert_close(case.map(x, k, dim=dim), expected)
-        assert case.map(x, k, dim=dim).shape == x.shape
-    for wrong in (3, -4):
-        with pytest.raises(ValueError, match="`dim`"):
-            case.map(x, 1, dim=wrong)
-
-
 def check_batch_equals_loop(case):
     x = normal(2, 3, 6)
     k, softness = 6 * torch.rand(2, 3, dtype=torch.float64), 0.1 + torch.rand(3, dtype=torch.float64)
@@ -367,40 +356,18 @@ def check_does_not_sort(case):
         case.map(normal(2, 5000).requires_grad_(), 7).sum().backward()
 
 
-def check_numpy_numbers(case):
-    x = normal(3, 5)
-    y = case.map(x, np.int64(2), np.float32(0.5))
-    assert torch.equal(y, case.map(x, 2, 0.5)) and torch.equal(case.map(x, np.float32(2), 0.5), y)
-
-
-def check_meta_tensors(case):
-    x = torch.zeros(3, 5, device="meta")
-    y = case.map(x, 2)
-    assert y.shape == x.shape and y.is_meta
-    assert case.map(x, torch.ones(3, device="meta")).is_meta
-
-
 def check_errors(case):
     x, softness = normal(3, 5), case.softness
     for error, match, args in [
-        (TypeError, "`x` must be a torch.Tensor, but got list", ([1.0, 2.0], 1)),
-        (TypeError, "`x` must have a floating-point dtype, but got torch.int64", (torch.arange(4), 1)),
-        (ValueError, "`x`.*at least one dimension", (torch.tensor(1.0), 1)),
         (ValueError, "`x` must not contain NaN.*row 1", (torch.tensor([[1.0, 2.0], [1.0, torch.nan]]), 1)),
-        (TypeError, "`k`.*bool", (x, True)),
-        (TypeError, "`k`.*str", (x, "2")),
-        (TypeError, "`k`.*complex", (x, torch.tensor(1j))),
         (ValueError, r"0 <= k <= n, but got k=-1 with n=5 \(`x` of shape \(3, 5\)\)", (x, -1)),
         (ValueError, "0 <= k <= n, but got k=5.5 with n=5", (x, 5.5)),
         (ValueError, "0 <= k <= n, but got k=nan", (x, float("nan"))),
         (ValueError, "0 <= k <= n.*k=-0.5 with n=5.*row 1", (x, torch.tensor([1.0, -0.5, 2.0]))),
-        (ValueError, "`k`.*nan", (x, torch.tensor(torch.nan))),
         (ValueError, r"`k` of shape \(2,\) must broadcast to the batch shape \(3,\)", (x, torch.tensor([1.0, 2.0]))),
-        (ValueError, r"`k` of shape \(3, 1\)", (x, torch.ones(3, 1))),
         (ValueError, rf"`{softness}` must be positive and finite, but got 0", (x, 1, 0.0)),
         (ValueError, rf"`{softness}` must be positive and finite, but got -1", (x, 1, torch.tensor([1.0, -1.0, 1.0]))),
         (ValueError, rf"`{softness}` must be positive and finite, but got inf", (x, 1, INF)),
-        (TypeError, rf"`{softness}`.*NoneType", (x, 1, None)),
         (ValueError, rf"`{softness}` of shape \(4,\)", (x, 1, torch.ones(4))),
         (ValueError, "n=0", (torch.zeros(2, 0), 1)),
     ]:
@@ -431,7 +398,6 @@ def test_contract(case: RelaxationCase, check):
 
 CHECKS_OF_ANY_MAP = [
     check_half_types_are_rounded_results,
-    check_every_dim,
     check_batch_equals_loop,
     check_empty_and_non_contiguous,
     check_inputs_untouched,
@@ -441,8 +407,6 @@ CHECKS_OF_ANY_MAP = [
     check_autocast,
     check_saves_x_and_numbers_per_row,
     check_does_not_sort,
-    check_numpy_numbers,
-    check_meta_tensors,
     check_errors,
 ]
 

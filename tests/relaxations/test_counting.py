@@ -1,7 +1,5 @@
 """Soft counts and soft quantiles: their definition, each other's inverses, derivatives, limits, excluded entries."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -137,29 +135,3 @@ def test_a_number_drops_the_axis_as_in_torch(function, dim):
     assert torch.autograd.grad(function(x, level, 0.1, dim=dim).sum(), level)[0] > 0
     mapped = torch.func.vmap(lambda at: function(x, at, 0.1, dim=dim))(torch.tensor([0.3, 0.5]).double())
     torch.testing.assert_close(mapped.movedim(0, dim), several)
-
-
-@pytest.mark.parametrize("function", [soft_count, soft_quantile])
-def test_compile(function):
-    x, at = normal(3, 5), normal(3, 4, seed=1).sigmoid()
-    torch._dynamo.reset()
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, at, 0.6), function(x, at, 0.6))
-    x.requires_grad_()
-    (grad,) = torch.autograd.grad(compiled(x, at, 0.6).sum(), x)
-    torch.testing.assert_close(grad, torch.autograd.grad(function(x, at, 0.6).sum(), x)[0])
-
-
-def test_errors():
-    x = normal(2, 5)
-    for error, message, call in (
-        (ValueError, "`x` must be finite or -inf, but contains nan", lambda: soft_count(x * math.nan, 0.0)),
-        (ValueError, "`points` must be finite, but contains inf", lambda: soft_count(x, math.inf)),
-        (ValueError, r"`q` must be in \(0, 1\), but contains 1.0", lambda: soft_quantile(x, 1.0)),
-        (ValueError, r"`points` must have shape \(m,\), or that of `x`, \(2, 5\)", lambda: soft_count(x, normal(3, 5))),
-        (TypeError, "`points` must have a floating-point dtype", lambda: soft_count(x, torch.arange(3))),
-        (ValueError, "`x` must have at least one entry", lambda: soft_quantile(x[:, :0], 0.5)),
-        (ValueError, "`scale` must be positive", lambda: soft_count(x, 0.0, torch.tensor([1.0, -1.0]))),
-    ):
-        with pytest.raises(error, match=message):
-            call()

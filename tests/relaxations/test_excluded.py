@@ -125,14 +125,6 @@ def test_vmap(order_map):
     torch.testing.assert_close(vmap(order_map)(x), order_map(x))
 
 
-@pytest.mark.slow
-@every_map
-def test_compile(order_map):
-    x = rows_with_excluded(torch.float64)[0][:2]
-    torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(order_map, backend="aot_eager", fullgraph=True)(x), order_map(x))
-
-
 @every_map
 def test_rows_far_from_zero(order_map):
     """An excluded entry must stay apart from others whose rounding exceeds the scale."""

@@ -106,17 +106,11 @@ def test_derivative_where_nothing_is_pooled_and_weights_vanish():
 
 
 @pytest.mark.slow
-def test_functional_transforms_and_compile():
+def test_functional_transforms():
     s, w = problem(3, 6)
     for function in (isotonic_l2, lambda s, w: isotonic_lp(s, w, 1.5, 0.5)):
         torch.testing.assert_close(vmap(function)(s, w), function(s, w))
         torch.testing.assert_close(vmap(jacrev(function))(s, w)[1], jacfwd(function)(s[1], w[1]))
-        torch._dynamo.reset()
-        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-        leaf = s.clone().requires_grad_()
-        torch.testing.assert_close(compiled(leaf, w), function(s, w))
-        left, right = (torch.autograd.grad(f(leaf, w).square().sum(), leaf) for f in (compiled, function))
-        torch.testing.assert_close(left, right)
 
 
 @pytest.mark.parametrize("cpu_backend", [USUAL], indirect=True)  # of these solvers there is one, but for p = 2
@@ -174,43 +168,9 @@ def test_empty_ties_and_extremes():
             assert (v.diff(dim=-1) <= 1e-12 * s.abs().max()).all()
 
 
-def test_errors():
-    s, w = problem(2, 4)
-    for error, match, call in [
-        (TypeError, "`s` must be a torch.Tensor, but got list", lambda: isotonic_l2([1.0])),
-        (TypeError, "`w` must have a floating-point dtype", lambda: isotonic_l2(s, torch.ones(4, dtype=torch.long))),
-        (ValueError, "`s` must have at least one dimension", lambda: isotonic_l2(torch.tensor(1.0))),
-        (ValueError, r"`w` of shape \(3,\) must broadcast", lambda: isotonic_l2(s, torch.ones(3))),
-        (ValueError, "`solver` must be 'pav' or 'dykstra', but got 'dual'", lambda: isotonic_l2(s, w, "dual")),
-        (ValueError, "`solver` must be 'pav' or 'dual'", lambda: isotonic_lp(s, w, 2, 1.0, "dykstra")),
-        (ValueError, "1 < p <= 2, but got p=1", lambda: isotonic_lp(s, w, 1, 1.0)),
-        (TypeError, "`p` must be a real number", lambda: isotonic_lp(s, w, "2", 1.0)),
-        (ValueError, "`strength` must be positive", lambda: isotonic_lp(s, w, 2, 0.0)),
-        (ValueError, "`strength` must be positive.*-1", lambda: isotonic_lp(s, w, 2, torch.tensor([1.0, -1.0]))),
-        (ValueError, "`kind` must be 'mask' or 'magnitude'", lambda: isotonic_lp(s, w, 2, 1.0, kind="signed")),
-        (ValueError, "`w` must not be negative.*-1", lambda: isotonic_lp(s, w - w - 1, 2, 1.0, kind="magnitude")),
-        (ValueError, "`s` must be finite, but contains inf", lambda: isotonic_l2(s / 0)),
-    ]:
-        with pytest.raises(error, match=match):
-            call()
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, n: isotonic_l2(x, solver="dykstra", max_iter=n),
-        lambda x, n: isotonic_lp(x, 0 * x, 1.5, 1.0, "dual", max_iter=n),
-        lambda x, n: isotonic_l2(x, max_iter=n),
-    ],
-    ids=["dykstra", "dual", "pav"],
-)
-def test_number_of_sweeps(function):
-    x = torch.tensor([1.0, 3.0, 2.0, 5.0, 7.0, -1.0, 8.0])
-    for wrong in (0, -1):
-        with pytest.raises(ValueError, match=f"`max_iter` must be at least 1, but got {wrong}"):
-            function(x, wrong)
-    with pytest.raises(TypeError, match="`max_iter` must be an int, but got 2.5"):
-        function(x, 2.5)
+def test_weights_of_magnitudes_are_not_negative():
+    with pytest.raises(ValueError, match="`w` must not be negative.*-1"):
+        isotonic_lp(normal(4), -torch.ones(4), 2, 1.0, kind="magnitude")
 
 
 def test_too_few_sweeps_are_not_silent():

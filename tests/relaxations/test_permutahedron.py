@@ -78,11 +78,6 @@ def test_properties():
     torch.testing.assert_close(permutahedron_projection(x + 3, w[order], 0.5), y)
     torch.testing.assert_close(permutahedron_sort(x[:, order]), permutahedron_sort(x))
     assert (permutahedron_sort(x).diff(dim=-1) >= -1e-12).all()
-    for dim in range(-2, 2):
-        moved = permutahedron_projection(x.movedim(dim, -1), x.movedim(dim, -1)).movedim(-1, dim)
-        torch.testing.assert_close(permutahedron_projection(x, x, dim=dim), moved)
-        for function in (permutahedron_rank, permutahedron_sort):
-            torch.testing.assert_close(function(x, dim=dim), function(x.movedim(dim, -1)).movedim(-1, dim))
     half = normal(600, dtype=torch.bfloat16)  # ranks beyond 256 are not bfloat16 numbers, sorted entries are
     assert torch.equal(permutahedron_sort(half, 1e-4), half.sort().values)
 
@@ -99,14 +94,10 @@ def test_derivatives():
 
 
 @pytest.mark.slow
-def test_functional_transforms_and_compile():
+def test_functional_transforms():
     x, w = normal(3, 6), normal(6, seed=1)
     torch.testing.assert_close(vmap(permutahedron_projection, in_dims=(0, None))(x, w), permutahedron_projection(x, w))
     assert vmap(jacrev(permutahedron_rank))(x).shape == (3, 6, 6)
-    torch._dynamo.reset()
-    for function in (permutahedron_rank, permutahedron_sort):
-        compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)
-        torch.testing.assert_close(compiled(x, 0.3), function(x, 0.3))
 
 
 def test_extreme_inputs():
@@ -119,23 +110,6 @@ def test_extreme_inputs():
                     y = function(leaf, strength)
                     (grad,) = torch.autograd.grad((y * y.detach().sign()).sum(), leaf)
                     assert y.shape == x.shape and y.isfinite().all() and grad.isfinite().all()
-
-
-def test_errors():
-    x = normal(2, 4)
-    for error, match, call in [
-        (TypeError, "`w` must be a torch.Tensor", lambda: permutahedron_projection(x, [1.0])),
-        (TypeError, "`w` must be real", lambda: permutahedron_projection(x, x > 0)),
-        (ValueError, r"`w` must have the shape of `x`, \(2, 4\), or \(4,\), but got \(3,\)",
-         lambda: permutahedron_projection(x, torch.ones(3))),
-        (ValueError, "`x` must be finite.*inf", lambda: permutahedron_rank(x / 0)),
-        (ValueError, "`x` must be finite.*inf", lambda: permutahedron_sort(x / 0)),
-        (ValueError, "`strength` must be positive", lambda: permutahedron_sort(x, -1.0)),
-        (ValueError, "`strength` must be positive.*0", lambda: permutahedron_rank(x, torch.zeros(2))),
-        (ValueError, "`dim`", lambda: permutahedron_rank(x, dim=2)),
-    ]:  # fmt: skip
-        with pytest.raises(error, match=match):
-            call()
 
 
 @pytest.mark.parametrize("offset", [1e8, -1e12])

@@ -199,28 +199,6 @@ def test_functional_transforms():
     torch.testing.assert_close(tangent, hessian(loss)(x) @ rows[0])
 
 
-@pytest.mark.slow
-def test_operators():
-    x, half, grad = normal(2, 5), torch.tensor([0.3, 0.8]).double(), normal(2, 3, 5, seed=1)
-    arguments = (x, half, 3, 1e-13, 100, True)
-    torch.library.opcheck(torch.ops.khot.sorted_transport.default, arguments)
-    _, t = torch.ops.khot.sorted_transport(*arguments)
-    for with_half in (False, True):
-        torch.library.opcheck(torch.ops.khot.sorted_transport_derivative.default, (x, half, t, grad, with_half))
-
-
-@pytest.mark.slow
-def test_compile():
-    torch._dynamo.reset()
-    compiled = torch.compile(sorted_transport_topk, backend="aot_eager", fullgraph=True, dynamic=True)
-    for batch, n, k in ((2, 5, 2), (3, 7, 3)):
-        x, epsilon = normal(batch, n).requires_grad_(), torch.tensor(0.7, requires_grad=True)
-        y, expected = compiled(x, k, epsilon), sorted_transport_topk(x, k, epsilon)
-        torch.testing.assert_close(y, expected)
-        left, right = (torch.autograd.grad(v.square().sum(), (x, epsilon)) for v in (y, expected))
-        torch.testing.assert_close(left, right)
-
-
 def test_autocast():
     x = normal(3, 50, dtype=torch.float32).requires_grad_()
     expected = sorted_transport_topk(x, 5)
@@ -265,26 +243,3 @@ def test_tolerance_and_warning():
     assert errors[0] > 1e-12
     with pytest.warns(RuntimeWarning, match="5 of 5 rows were off by up to .* max_iter=1"):
         sorted_transport_topk(x, 6, 1.0, max_iter=1)
-
-
-@pytest.mark.parametrize(
-    ("error", "match", "args", "kwargs"),
-    [
-        (TypeError, "`x` must be a torch.Tensor, but got list", ([1.0], 1), {}),
-        (TypeError, r"`k` must be an int.*1\.5", (torch.zeros(4), 1.5), {}),
-        (TypeError, "`k` must be an int.*Tensor", (torch.zeros(4), torch.tensor(1)), {}),
-        (TypeError, "`k` must be an int.*bool", (torch.zeros(4), True), {}),
-        (ValueError, "0 <= k <= n, but got k=5 with n=4", (torch.zeros(4), 5), {}),
-        (ValueError, "`epsilon` must be positive and finite, but got 0", (torch.zeros(4), 1, 0.0), {}),
-        (ValueError, "`epsilon` must be positive.*-1", (torch.zeros(2, 4), 1, torch.tensor([1.0, -1.0])), {}),
-        (ValueError, r"`epsilon` of shape \(3,\)", (torch.zeros(2, 4), 1, torch.ones(3)), {}),
-        (ValueError, "`x` must be finite, but row 1", (torch.tensor([[0.0, 1.0], [1.0, torch.inf]]), 1), {}),
-        (ValueError, "`x` must be finite", (torch.tensor([0.0, torch.nan]), 1), {}),
-        (ValueError, "`tol`", (torch.zeros(4), 1), {"tol": 0.0}),
-        (ValueError, "`max_iter`", (torch.zeros(4), 1), {"max_iter": 0}),
-        (ValueError, "`dim`", (torch.zeros(4), 1), {"dim": 1}),
-    ],
-)
-def test_errors(error, match, args, kwargs):
-    with pytest.raises(error, match=match):
-        sorted_transport_topk(*args, **kwargs)
