@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from pyro.infer import NUTS
+from torch.distributions import biject_to, transform_to
 
 import khot
 from khot import constraints, nn
 from tests.inputs import normal
 from tests.maps import ODD_MAPS, RELAXATIONS, publics
-from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, RELAXED
+from tests.modules import MODULES
+from tests.registry import CONSTRAINTS, DESIGNS, ESTIMATORS, FUNCTIONS, RELAXED
 
 LOGITS, TARGET = normal(2, 5), khot.topk_mask(normal(2, 5, seed=1), 2)
 DESIGN = khot.ConditionalPoisson(logits=LOGITS, k=2)
@@ -271,11 +273,9 @@ def parameters(case: Call) -> dict[str, inspect.Parameter]:
     return named_parameters(case.signature or case.call)
 
 
-ARGUMENTS = [
-    (name, argument)
-    for name, case in CALLS.items()
-    for argument in {**case.kinds, **{shared: "" for shared in SHARED if shared in parameters(case)}}
-]
+def kinds_of(case: Call) -> dict[str, str]:
+    """Of all arguments that the table has."""
+    return {**case.kinds, **{name: kind for name, kind in SHARED.items() if name in parameters(case)}}
 
 
 def is_legal(parameter: inspect.Parameter, value: Any) -> bool:
@@ -307,15 +307,79 @@ def faults(case: Call, argument: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
-def test_wrong_arguments_are_named(name, argument):
-    assert faults(CALLS[name], argument) == []
+@pytest.mark.parametrize("name", CALLS)
+def test_wrong_arguments_are_named(name):
+    for argument in kinds_of(CALLS[name]):
+        assert faults(CALLS[name], argument) == [], argument
+
+
+# ---- Tensors that are sparse or nested, or have a dtype for storage
+
+ROWS = torch.linspace(-1.0, 1.0, 10).view(2, 5)
+LAYOUTS = {
+    "coo": (ROWS.to_sparse, "to_dense"),
+    "csr": (ROWS.to_sparse_csr, "to_dense"),
+    "jagged": (lambda: torch.nested.nested_tensor([ROWS[0], ROWS[1, :3]], layout=torch.jagged), "to_padded_tensor"),
+    "nested": (lambda: torch.nested.nested_tensor([ROWS[0], ROWS[1, :3]]), "to_padded_tensor"),
+    "float8": (lambda: ROWS.to(torch.float8_e4m3fn), "float8_e4m3fn"),
+}
+TENSORS = {"scores", "values", "weights", "vector", "points", "levels", "probs", "logits", "softness", "sum", "size"}
+TENSORS |= {"ones", "any_sum", "target", "shares", "features", "k_hot", "number", "perturbed"}
+OF_LAWS = {case.name: case.make(logits=ROWS, k=2).log_prob for case in DESIGNS}
+OF_LAWS |= {case.name: case.wrap(DESIGN).log_prob for case in ESTIMATORS}
+OF_LAWS |= {case.public.__name__: case.public(0.5, logits=ROWS, k=2).log_prob for case in RELAXED}
+OF_LAWS |= {case.public.__name__: case.make(2).check for case in CONSTRAINTS}
+TRANSFORMS = [make(constraints.capped_simplex(2)) for make in (transform_to, biject_to)]
+
+
+def check_layouts(call: Callable[..., Any], argument: str, layouts: Any = ("coo", "nested", "float8")) -> None:
+    for layout in layouts:
+        make, cure = LAYOUTS[layout]
+        with pytest.raises(TypeError, match=f"`{argument}` must .*{cure}"):
+            call(make())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CALLS)
+def test_layouts_are_named_with_the_cure(name):
+    case = CALLS[name]
+    of_integers = {"size"} if name.islower() else set()  # of which maps say that they must be integers
+    for argument in (argument for argument, kind in case.kinds.items() if kind in TENSORS - of_integers):
+        good = {key: given for key, given in case.good.items() if {key, argument} != {"logits", "probs"}}
+        check_layouts(lambda z, argument=argument, good=good: case.call(**{**good, argument: z}), argument)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layouts_of_values_and_of_what_modules_take():
+    check_layouts(lambda z: khot.sigmoid_topk(z, 2), "x", LAYOUTS)
+    for call in OF_LAWS.values():
+        check_layouts(call, "value")
+    for transform in TRANSFORMS:
+        check_layouts(transform.inv, "y")
+    check_layouts(TRANSFORMS[0], "x")
+    check_layouts(TRANSFORMS[1], "u")
+    check_layouts(lambda z: khot.ConditionalPoisson(logits=ROWS, k=(z, 3)), r"k\[0\]")
+    check_layouts(lambda z: khot.ConditionalPoisson(logits=ROWS, k=(1, 5, z)), r"k\[2\]")
+    for module in MODULES:
+        check_layouts(lambda z, module=module: module.call(module.make(), z), "(x|weight)")
+    check_layouts(lambda z: nn.TopK(2, softness=0.5)(ROWS, z), "k")
+    check_layouts(lambda z: nn.ExpertChoice(2, softness=0.5)(ROWS, z), "capacity")
+    check_layouts(lambda z: nn.KHotGate(5, 2)(ROWS, z), "k")
+    check_layouts(nn.JumpReLU, "threshold")
+    check_layouts(lambda z: nn.NMSparsity(2, 4, softness=0.5, scores=z), "scores")
+
+
+def test_the_padding_that_is_named_excludes_entries_of_scores_only():
+    nested = LAYOUTS["nested"][0]()
+    with pytest.raises(TypeError, match=r"to_padded_tensor\(logits, -torch.inf\), which excludes"):
+        khot.Pivotal(logits=nested, k=2)
+    with pytest.raises(TypeError, match=r"to_padded_tensor\(probs, 0.0\)$"):
+        khot.Pivotal(probs=nested)
 
 
 def softness_of(case: Call) -> list[str]:
     """What a function that has the keyword ``dim`` calls its softness."""
-    kinds = {**SHARED, **case.kinds}
-    return [name for name in parameters(case) if kinds.get(name) == "softness" and "dim" in parameters(case)]
+    return [name for name, kind in case.kinds.items() if kind == "softness" and "dim" in parameters(case)]
 
 
 @pytest.mark.parametrize("name", [name for name, case in CALLS.items() if softness_of(case)])
@@ -357,9 +421,9 @@ def test_good_arguments_are_taken(name):
 CALLABLE = [name for module in (khot, constraints) for name in module.__all__ if callable(getattr(module, name))]
 
 
-@pytest.mark.parametrize("name", sorted({*CALLABLE} - {"Link"}))
-def test_every_argument_of_everything_public_is_in_the_table(name):
-    assert {*CALLS[name].kinds} == {*parameters(CALLS[name])} - {*SHARED}
+def test_every_argument_of_everything_public_is_in_the_table():
+    for name in {*CALLABLE} - {"Link"}:
+        assert {*CALLS[name].kinds} == {*parameters(CALLS[name])} - {*SHARED}, name
 
 
 def numbers_among(case: Call) -> dict[str, int | float]:

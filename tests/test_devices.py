@@ -51,15 +51,17 @@ GIVEN = {
 }
 EXCLUDING = {khot.sigmoid_topk, khot.sorted_transport_topk, khot.soft_rank, khot.soft_sort, khot.soft_permutation}
 SOFTNESSES = {"number": None, "one": (), "rows": (3,)}
-every_backend = pytest.mark.parametrize("backend_name", ["auto", "torch"])
 validate = pytest.mark.parametrize("validate_args", [True, False], ids=["validated", "unread"])
 
 
-@pytest.fixture
-def on_device(backend_name):
-    """The device, on which kernels or plain torch compute."""
-    with backend(backend_name), elsewhere():
+@pytest.fixture(params=["auto"])
+def on_device(request):
+    """The device, on which kernels compute, or plain torch if a test asks for that, too."""
+    with backend(request.param), elsewhere():
         yield
+
+
+in_torch_too = pytest.mark.parametrize("on_device", ["auto", "torch"], indirect=True)
 
 
 def check(*results):
@@ -82,7 +84,6 @@ def given(name, **more):
     return arguments, x
 
 
-@every_backend
 def test_the_simulation_is_strict(on_device):
     """The device has numbers, and refuses those of the host unless they are a single one."""
     x = there(LOGITS)
@@ -104,7 +105,7 @@ SHORT = [case for case in MAPS if case.detail not in ("dual", "dykstra")]
 
 
 @validate
-@every_backend
+@in_torch_too
 @pytest.mark.parametrize("softness", SOFTNESSES)
 @pytest.mark.parametrize("case", SHORT, ids=lambda case: case.name)
 def test_maps(case, softness, validate_args, on_device):
@@ -122,7 +123,6 @@ def test_maps(case, softness, validate_args, on_device):
         check(*(torch.autograd.grad(sum(moving), leaves, materialize_grads=True) if moving else []))
 
 
-@every_backend
 @pytest.mark.parametrize("case", [case for case in MAPS if case.public in EXCLUDING], ids=lambda case: case.name)
 def test_excluded_entries(case, on_device):
     x = normal(3, 6)
@@ -131,7 +131,6 @@ def test_excluded_entries(case, on_device):
     check_gradients(case.call(x, 0.7), x)
 
 
-@every_backend
 @pytest.mark.parametrize("case", [case for case in SHORT if case.differentiable], ids=lambda case: case.name)
 def test_transforms_of_maps(case, on_device):
     x = there(normal(3, 6))
@@ -141,7 +140,6 @@ def test_transforms_of_maps(case, on_device):
 
 
 @validate
-@every_backend
 def test_rows_are_sorted_once(validate_args, on_device, monkeypatch):
     Distribution.set_default_validate_args(validate_args)
     sort, calls = Tensor.sort, []
@@ -169,7 +167,6 @@ RECORDED = {
 
 
 @validate
-@pytest.mark.parametrize("backend_name", ["auto"])
 @pytest.mark.parametrize("softness", SOFTNESSES)
 @pytest.mark.parametrize("case", RECORDABLE, ids=lambda case: case.name)
 def test_maps_in_a_cuda_graph(case, softness, validate_args, on_device):
@@ -183,7 +180,6 @@ def test_maps_in_a_cuda_graph(case, softness, validate_args, on_device):
 
 
 @validate
-@pytest.mark.parametrize("backend_name", ["auto"])
 @pytest.mark.parametrize(("name", "what"), [(name, what) for name, several in RECORDED.items() for what in several])
 def test_designs_in_a_cuda_graph(name, what, validate_args, on_device):
     arguments, x = given("logits", validate_args=validate_args)
@@ -198,7 +194,6 @@ def test_designs_in_a_cuda_graph(name, what, validate_args, on_device):
 
 
 @validate
-@pytest.mark.parametrize("backend_name", ["auto"])
 def test_empty_batches(validate_args, on_device):
     Distribution.set_default_validate_args(validate_args)
     x = there(normal(0, 5)).requires_grad_()
@@ -207,7 +202,6 @@ def test_empty_batches(validate_args, on_device):
         check(y, *torch.autograd.grad(y.sum(), x))
 
 
-@pytest.mark.parametrize("backend_name", ["auto"])
 def test_a_graph_neither_reads_nor_takes_from_the_host(on_device):
     x = there(LOGITS)
     with recording():
@@ -219,7 +213,6 @@ def test_a_graph_neither_reads_nor_takes_from_the_host(on_device):
 
 
 @validate
-@every_backend
 @pytest.mark.parametrize("name", quick_first({name: name for name in GIVEN}))
 @pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
 def test_designs(case, name, validate_args, on_device):
@@ -242,7 +235,6 @@ def test_designs(case, name, validate_args, on_device):
         check(design.mode if case.has_log_prob else value)
 
 
-@every_backend
 @pytest.mark.parametrize("case", [case for case in DESIGNS if case.takes_relaxation], ids=lambda case: case.name)
 def test_temperatures_of_designs(case, on_device):
     for temperature in (0.5, torch.tensor([0.5, 1.0, 2.0])):
@@ -250,7 +242,6 @@ def test_temperatures_of_designs(case, on_device):
         check_gradients(case.make(**arguments).mean, x)
 
 
-@every_backend
 def test_other_laws(on_device):
     for parameter in ("logits", "probs"):
         x = there(LOGITS.sigmoid()).requires_grad_()
@@ -265,7 +256,6 @@ def test_other_laws(on_device):
     check(subset_vector(torch.arange(3, device=DEVICE), 5, 2))
 
 
-@every_backend
 @pytest.mark.parametrize("name", ["logits", "logits_rows"])
 @pytest.mark.parametrize("case", RELAXED, ids=lambda case: case.public.__name__)
 def test_relaxed_laws(case, name, on_device):
@@ -276,7 +266,6 @@ def test_relaxed_laws(case, name, on_device):
     check_gradients(law.log_prob(law.sample()), x)
 
 
-@every_backend
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda case: case.name)
 @pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
 def test_wrappers(case, estimator, on_device):
@@ -287,7 +276,6 @@ def test_wrappers(case, estimator, on_device):
     check_gradients(value.square() * x, x)
 
 
-@every_backend
 @pytest.mark.parametrize("name", ["logits", "logits_rows"])
 @pytest.mark.parametrize("case", PERTURBED, ids=lambda case: case.name)
 def test_perturbed_scores(case, name, on_device):
@@ -296,14 +284,12 @@ def test_perturbed_scores(case, name, on_device):
     check_gradients(perturbed_topk(x, 2, num_samples=4), x)
 
 
-@every_backend
 @pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
 def test_functions(case, on_device):
     arguments, x = given("logits")
     check_gradients(case.estimate(Sampford(**arguments), lambda value: (value * x).sum(-1), 4), x)
 
 
-@every_backend
 @pytest.mark.parametrize("case", LOSSES, ids=lambda case: case.name)
 def test_losses(case, on_device):
     x, target = there(normal(3, 6)).requires_grad_(), there(case.targets(1, 3))
@@ -312,7 +298,6 @@ def test_losses(case, on_device):
         check_gradients(case.module(softness, "mean")(x, target), x)
 
 
-@every_backend
 def test_losses_and_layers_of_several_tensors(on_device):
     query, keys = there(normal(2, 3, 4)).requires_grad_(), there(normal(2, 6, 4, seed=1)).requires_grad_()
     labels, key_labels = (torch.zeros(2, m, dtype=torch.long, device=DEVICE) for m in (3, 6))
@@ -334,7 +319,6 @@ def moved(module):
     return module
 
 
-@every_backend
 @pytest.mark.parametrize("case", MODULES, ids=lambda case: case.name)
 def test_modules(case, on_device):
     module, x = moved(case.make()), there(normal(6, N).float()).requires_grad_()
@@ -348,7 +332,6 @@ def test_modules(case, on_device):
     check(*module.buffers())
 
 
-@every_backend
 @pytest.mark.parametrize("case", CONSTRAINTS, ids=lambda case: case.public.__name__)
 def test_constraints(case, on_device):
     for k, row in case.inside.items():
@@ -357,14 +340,12 @@ def test_constraints(case, on_device):
             check(case.make(size).check(value))
 
 
-@every_backend
 def test_estimates_are_compared(on_device):
     design = ConditionalPoisson(logits=there(LOGITS[0]), k=2)
     rows = compare_estimators(design, lambda x: x[..., 0], {"score": score_function}, 2, 2).rows
     assert len(rows) == 1 and rows[0].variance >= 0
 
 
-@every_backend
 @pytest.mark.usefixtures("fresh_pyro")
 def test_inference(on_device):
     """Guides, reparametrised sites, and chains of swaps, one or several."""

@@ -124,6 +124,22 @@ class TestFenchelYoung:
             assert torch.autograd.grad(result, k, retain_graph=True, allow_unused=True) == (None,)
         assert jacfwd(loss)(k.detach()).count_nonzero() == 0
 
+    def test_batches_and_reductions(self, kind, p):
+        x, target, strength = normal(4, 6, seed=3), feasible(kind), torch.linspace(0.5, 2, 4).double()
+        none = fenchel_young_topk_loss(x, target, 2.5, strength, p, kind, "none")
+        for i in range(4):
+            single = fenchel_young_topk_loss(x[i], target[i], 2.5, strength[i].item(), p, kind)
+            torch.testing.assert_close(none[i], single)
+        k = torch.full((4,), 2.5).double()
+        for reduction, expected in (("none", none), ("mean", none.mean()), ("sum", none.sum())):
+            for size in (2.5, k):
+                found = fenchel_young_topk_loss(x, target, size, strength, p, kind, reduction)
+                torch.testing.assert_close(found, expected)
+            module = FenchelYoungTopKLoss(2.5, strength=strength, p=p, kind=kind, reduction=reduction)
+            torch.testing.assert_close(module(x, target), expected)
+        mapped = vmap(lambda x, t, s: fenchel_young_topk_loss(x, t, 2.5, s, p, kind))(x, target, strength)
+        torch.testing.assert_close(mapped, none)
+
 
 class TestFenchelYoungDetails:
     def test_unbounded_targets(self):

@@ -1,12 +1,21 @@
-"""Designs and estimators where tensors have no numbers in them, and where another device is the default one."""
+"""Everything where tensors have no numbers in them: meta tensors, FakeTensorMode, another default device."""
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import kl_divergence
 
-from khot import ConditionalPoisson, PhantomUnit, RelaxedKHot, RelaxedKHotStraightThrough, perturbed_topk, sigmoid_topk
-from tests.every_map import quick_first
+from khot import (
+    ConditionalPoisson,
+    PhantomUnit,
+    RelaxedKHot,
+    RelaxedKHotStraightThrough,
+    fenchel_young_topk_loss,
+    perturbed_topk,
+    sigmoid_topk,
+    topk_cross_entropy,
+)
+from tests.every_map import MAPS, quick_first
 from tests.inputs import normal
 from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, PERTURBED
 
@@ -30,10 +39,10 @@ SOME = normal(3, 5, seed=1, dtype=torch.float32)
 
 
 def described(results, device=None):
-    return [(v.shape, v.dtype, device or v.device.type) for v in results]
+    return [None if v is None else (v.shape, v.dtype, device or v.device.type) for v in results]
 
 
-def check(function, **tensors):
+def check(function, draws=True, **tensors):
     """``function`` of these tensors by name: what it returns, of real, of meta and of fake tensors."""
 
     def results(convert):
@@ -47,11 +56,49 @@ def check(function, **tensors):
     assert described(results(lambda tensor: tensor.to("meta"))) == described(expected, "meta")
     with FakeTensorMode() as mode:
         assert described(results(mode.from_tensor)) == described(expected)
+    if not draws:
+        with torch.device("meta"):
+            found = results(lambda tensor: tensor.clone())
+        torch.testing.assert_close([v for v in found if v is not None], [v for v in expected if v is not None])
 
 
 def with_gradient(value, *parameters):
     """A value, and the gradients of its sum."""
     return [value, *torch.autograd.grad(value.sum(), parameters, retain_graph=True)]
+
+
+@pytest.mark.parametrize("case", MAPS, ids=lambda case: case.name)
+def test_maps(case):
+    """The map, its gradients, and the gradient of these; softnesses that are a number, one for all, one for each."""
+
+    def everything(x, softness=0.7):
+        y = case.call(x, softness)
+        if not case.differentiable:
+            return [y]
+        leaves = [x, *([softness] if isinstance(softness, torch.Tensor) else [])]
+        first = torch.autograd.grad(y.sum(), leaves, allow_unused=True)
+        again = torch.autograd.grad(case.call(x, softness).square().sum(), leaves, allow_unused=True, create_graph=True)
+        moving = [grad for grad in again if grad is not None and grad.requires_grad]
+        second = torch.autograd.grad(sum(v.square().sum() for v in moving), x, allow_unused=True) if moving else []
+        return [y, *first, *again, *second]
+
+    x, one, each = normal(3, 6), torch.tensor(0.7), torch.full((3,), 0.7)
+    for arguments in ({"x": x.float()}, {"x": normal(6, 3).T, "softness": one}, {"x": x.float(), "softness": each}):
+        check(everything, draws=False, **arguments)
+    check(everything, x=normal(0, 6).half(), softness=each[:0])
+
+
+def test_losses():
+    hot, classes = torch.eye(6)[:3] + torch.eye(6)[3:], torch.zeros(3, dtype=torch.long)
+    loss = fenchel_young_topk_loss
+    for function, target in (
+        (lambda x, target: loss(x, target, 2), hot),
+        (lambda x, target: loss(x, target, torch.full((3,), 2.0, device=x.device), 0.5, 1.5, "magnitude"), hot),
+        (lambda x, target: loss(x, 0 * target, 2, kind="signed", reduction="sum"), hot),
+        (lambda x, target: topk_cross_entropy(x, target, [0.5, 0.0, 0.5]), classes),
+    ):
+        gradient = lambda x, target, f=function: with_gradient(f(x, target.detach()), x)  # noqa: E731
+        check(gradient, draws=False, x=normal(3, 6), target=target)
 
 
 @validate

@@ -7,7 +7,7 @@ import torch
 
 from khot import ConditionalPoisson, PhantomUnit, Sampford, StraightThrough, sigmoid_topk
 from tests.inputs import normal
-from tests.registry import DESIGNS, DesignCase
+from tests.registry import DESIGNS
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
 
@@ -44,22 +44,7 @@ PROBS = {
 }
 
 
-def phantom(case):
-    keywords = getattr(case.make, "keywords", {})
-
-    def make(probs=None, logits=None, k=None):
-        return PhantomUnit(getattr(case.make, "func", case.make), probs=probs, logits=logits, **keywords)
-
-    return DesignCase(f"phantom_of_{case.name}", make, None)
-
-
-EXACT = [case for case in DESIGNS if case.exact_probs and not case.slow and case.name != "gumbel_topk"]
-MEMBERS = [*DESIGNS, *map(phantom, EXACT)]
-
-
-def every_member(*quick):
-    marks = {case.name: [] if case.name in quick else [pytest.mark.slow] for case in MEMBERS}
-    return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c.name]) for c in MEMBERS])
+every_design = pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
 
 
 def scores(design):
@@ -99,12 +84,11 @@ def check_finite(case, given, x, **kwargs):
             assert gradient.isfinite().all(), name
 
 
-@every_member("brewer", "systematic_fixed")
-@pytest.mark.parametrize("row", LOGITS)
-def test_logits(case, row):
-    logits, k = LOGITS[row]
-    check_finite(case, "logits", logits, k=k)
-    check_finite(case, "logits", logits.float(), k=k)
+@every_design
+def test_logits(case):
+    for logits, k in LOGITS.values():
+        check_finite(case, "logits", logits, k=k)
+        check_finite(case, "logits", logits.float(), k=k)
 
 
 NEARLY_CERTAIN = {
@@ -143,10 +127,10 @@ def test_scores_in_single_precision_have_the_law_of_double_precision(case, row):
     torch.testing.assert_close(design.pairwise_inclusion.diagonal(), design.mean, **CLOSE)
 
 
-@every_member("sampford", "brewer", "systematic_fixed")
-@pytest.mark.parametrize("row", PROBS)
-def test_probs(case, row):
-    check_finite(case, "probs", PROBS[row])
+@every_design
+def test_probs(case):
+    for probs in PROBS.values():
+        check_finite(case, "probs", probs)
 
 
 @pytest.mark.parametrize("row", [name for name in PROBS if name != "subnormal"])

@@ -121,22 +121,6 @@ def test_parts_of_draws_are_parts_of_the_whole(n, draws):
             assert torch.equal(part, whole[:some, :rows])
 
 
-def test_results_do_not_depend_on_the_number_of_threads():
-    logits, k = normal(64, 400), torch.full((64,), 100)
-    threads = torch.get_num_threads()
-    found = []
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            results = bernoulli_count(logits, k)
-            gradient = bernoulli_count_derivative(logits, k, results[0], normal(64, 400, seed=1))
-            draws = bernoulli_count_draw(logits, k, SEED, 3, torch.bool)
-            found.append((*results, gradient, draws))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(map(torch.equal, *found))
-
-
 @pytest.mark.parametrize(("n", "k"), [(5, 2), (400, 60)])
 def test_sampford_is_the_same_by_tree(n, k):
     probs, value = sigmoid_topk(normal(3, n).float(), k).double(), torch.zeros(2, 3, n)

@@ -12,8 +12,6 @@ from khot import capped_simplex_map, sigmoid_topk
 from khot.kernels import backend, registry, threshold
 from khot.kernels.call import call_of
 from khot.kernels.gpu import plans
-from khot.kernels.links.clipped_power import ClippedPower, clipped_power
-from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC, Logistic
 from khot.kernels.links.normal import NORMAL
 from khot.kernels.operators import platforms
@@ -28,17 +26,6 @@ from tests.processes import run_python
 class Shifted(Logistic):
     def value(self, z):
         return super().value(z - 1)
-
-
-def test_only_links_with_a_copy_in_the_kernels_use_it():
-    assert [link.kernel for link in (LOGISTIC, LAPLACE, NORMAL)] == ["logistic", "laplace", None]
-    assert clipped_power(2.0).kernel == "clip" and clipped_power(1.5).kernel == "clip_power"
-    assert Shifted().kernel is None
-
-    class Own(ClippedPower):
-        pass
-
-    assert Own(2.0).kernel is None
 
 
 def mask_arguments(x, link=LOGISTIC, log=False):

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import khot
+from khot import ConditionalPoisson, StraightThrough
 from khot.kernels import backend
 from khot.kernels.draws import pivotal_draw
 from khot.kernels.order_sampling import order_draw
-from khot.relaxations import sigmoid_topk
+from khot.relaxations import sigmoid_topk, soft_permutation, sparse_topk_magnitude, sparse_topk_signed
 from tests.inputs import normal
 from tests.processes import run_python
 
@@ -41,35 +42,45 @@ def threads():
     torch.set_num_threads(before)
 
 
-def gradients(x, k=30):
-    x = x.detach().requires_grad_()
-    y = sigmoid_topk(x, k)
-    return y.detach(), torch.autograd.grad(y.square().sum(), x)[0]
-
-
 # ---- Threads
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_results_do_not_depend_on_the_number_of_threads(threads, dtype):
-    x = normal(700, 500, dtype=dtype)
-    results = []
-    for number in (1, 2, 3, 8, 2):
-        threads(number)
-        results.append(gradients(x))
-    for result in results[1:]:
-        assert all(map(torch.equal, result, results[0]))
+def results_of(function, x):
+    x = x.detach().requires_grad_()
+    y = function(x)
+    return y.detach(), torch.autograd.grad(y.square().sum(), x)[0]
+
+
+IN_LOOPS = {
+    "mask": lambda x: sigmoid_topk(x, 30),
+    "magnitude": lambda x: sparse_topk_magnitude(x, 7, 0.5, 1.7),
+    "signed": lambda x: sparse_topk_signed(x, 30, 0.5),
+    "permutation": lambda x: soft_permutation(x[:, :40]),
+    "draws": lambda x: StraightThrough(ConditionalPoisson(logits=x, k=30)).rsample((2,), generator=torch.Generator()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", IN_LOOPS.values(), ids=IN_LOOPS)
+def test_results_do_not_depend_on_the_number_of_threads(threads, function):
+    for dtype in (torch.float32, torch.float64):
+        x, results = normal(700, 100, dtype=dtype), []
+        for number in (1, 2, 3, 8, 2):
+            threads(number)
+            results.append(results_of(function, x))
+        for result in results[1:]:
+            assert all(map(torch.equal, result, results[0]))
 
 
 def test_many_threads_call_at_once(threads):
     threads(4)
     inputs = [normal(300, 400, seed=i) for i in range(8)]
-    expected = [gradients(x) for x in inputs]
+    expected = [results_of(IN_LOOPS["mask"], x) for x in inputs]
     start = threading.Barrier(8)
 
     def call(i):
         start.wait()
-        return [gradients(inputs[i]) for _ in range(5)]
+        return [results_of(IN_LOOPS["mask"], inputs[i]) for _ in range(5)]
 
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(call, range(8)))

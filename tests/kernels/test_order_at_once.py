@@ -1,7 +1,5 @@
 """Order sampling in few large operations: accuracy, derivatives, batch shapes, and which rows are left to others."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -80,16 +78,6 @@ def test_small_probabilities(noise):
     rtol = 1e-11 if noise is noises.LOGISTIC else 0
     torch.testing.assert_close(probs, expected, rtol=rtol, atol=0 if rtol else 1e-14)
     assert probs.min() >= 0
-
-
-@every_noise
-def test_enumeration(noise):
-    theta = rows("usual", 7, 3)
-    support = torch.zeros(35, 7).scatter_(-1, torch.tensor(list(itertools.combinations(range(7), 3))), 1).double()
-    pmf = order_at_once.log_prob(noise, theta, 3, support[:, None].expand(35, 3, 7)).exp()
-    torch.testing.assert_close(pmf.sum(0), torch.ones(3).double(), rtol=0, atol=1e-13)
-    probs = order_inclusion_at_once.inclusion(noise, theta, 3)
-    torch.testing.assert_close(probs, pmf.T @ support, rtol=0, atol=1e-13)
 
 
 @every_noise

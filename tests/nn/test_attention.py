@@ -61,11 +61,6 @@ def test_a_query_without_keys_gets_nothing(softness):
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.square().sum(), leaves))
 
 
-def test_of_equal_keys_the_earlier_ones():
-    equal = topk_attention(torch.ones(1, 2), torch.ones(4, 2), torch.eye(4), 2)
-    assert equal.tolist() == [[0.5, 0.5, 0, 0]]
-
-
 @SOFTNESS
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_the_rounding_of_single(softness, dtype):

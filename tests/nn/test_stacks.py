@@ -103,32 +103,6 @@ def test_casts_leave_buffers_alone(case, dtype):
         }
 
 
-@each_activation
-def test_half_precision_is_the_rounding_of_single(case):
-    """Values, gradients and state of a module and of scores that are cast."""
-    for dtype in (torch.bfloat16, torch.float16):
-        half, x = case.make().to(dtype), X.to(dtype)
-        single = case.make()
-        with torch.no_grad():
-            for ours, theirs in zip(single.parameters(), half.parameters(), strict=True):
-                ours.copy_(theirs)
-        for _ in range(2):
-            found = [in_training(module, x.to(to)) for module, to in ((half, dtype), (single, torch.float32))]
-            for one, other in zip(*found, strict=True):
-                assert one.dtype == dtype
-                assert torch.equal(one, other.to(dtype))
-        assert_same(buffers(half), buffers(single))
-        assert torch.equal(half.eval()(x), single.eval()(x.float()).to(dtype))
-
-
-def in_training(module, x):
-    x = x.requires_grad_()
-    torch.manual_seed(0)
-    y = module(x)
-    leaves = [x, *module.parameters()]
-    return [y.detach(), *(torch.autograd.grad(y.sum(), leaves) if y.requires_grad else ())]
-
-
 def test_a_running_threshold_moves_in_half_precision():
     """Its steps are smaller than the spacing of bfloat16. Within 6 standard errors of k, and what the rounding adds."""
     module, k = BatchTopK(2, momentum=0.02).bfloat16(), 2
@@ -137,21 +111,6 @@ def test_a_running_threshold_moves_in_half_precision():
         module(torch.randn(32, 64).mul(1 + min(step, 100) / 50).bfloat16())
     kept = (module.eval()(torch.randn(4000, 64).mul(3).bfloat16()) != 0).sum(-1).float().mean()
     assert abs(kept / k - 1) < 0.1
-
-
-@each_activation
-def test_moving_averages_of_a_model(case):
-    model = network(case)
-    averages = [AveragedModel(model), AveragedModel(model, use_buffers=True)]
-    for _ in range(3):
-        train(model, 1)
-        for average in averages:
-            average.update_parameters(model)
-    for average in averages:
-        copied = copy.deepcopy(average)
-        copied.load_state_dict(average.state_dict())
-        assert torch.equal(copied.eval()(X), average.eval()(X)) and copied(X).isfinite().all()
-    assert_same(buffers(averages[0].module[1]), buffers(model[1]))
 
 
 # torch.func

@@ -61,6 +61,8 @@ def test_values_at_any_sum(link, scale):
     for k in (1, 1.5, 2, 3, 5.2):
         y = capped_simplex_map(x, k, scale, link=link)
         torch.testing.assert_close(y, by_bisection(x, k, scale, link), rtol=0, atol=1e-12)
+        leaf = x[:1].clone().requires_grad_()
+        assert torch.autograd.gradcheck(lambda x, k=k: capped_simplex_map(x, k, scale, link=link), leaf)
 
 
 @pytest.mark.parametrize("gap", [2.5, 4.0, 30.0])

@@ -45,8 +45,15 @@ _state = _State()
 def entry(function: F) -> F:
     """Decorator for a member of a law, or for a function whose first argument is a law."""
 
+    first = next(iter(inspect.signature(function).parameters))
+
     @functools.wraps(function)
-    def call(law: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not args:
+            if first not in kwargs:
+                return function(**kwargs)  # which says what is missing
+            args = (kwargs.pop(first),)
+        law, args = args[0], args[1:]
         values = (*args, *kwargs.values()) if kwargs else args
         unusual = is_watched_by_dynamo() or is_tracing() or has_torch_function(values) or has_dtensor(values)
         if not (unusual or getattr(law, "provenance", None)):
