@@ -44,7 +44,6 @@ _state = _State()
 
 def entry(function: F) -> F:
     """Decorator for a member of a law, or for a function whose first argument is a law."""
-
     first = next(iter(inspect.signature(function).parameters))
 
     @functools.wraps(function)
