@@ -208,8 +208,6 @@ DEFINITIONS = {
     "sorted_transport": transport_definition.sorted_transport,
     "sorted_transport_derivative": transport_definition.sorted_transport_derivative,
 }  # those of other operators are their plain functions
-# Solves of laws, which have one way to compute them and tests of their own, and functions of contents in graphs.
-OF_LAWS = {"covariance_solve", "solve_logits"}
 OF_TREES = {"pair_merge", "pair_split", "forest_roots", "forest_outsides", "forest_bends"}  # of memory in their order
 
 
@@ -240,7 +238,7 @@ CALLS += [
 
 
 def test_every_operator_has_a_case():
-    assert set(OPERATORS) == set(CASES) | OF_LAWS
+    assert set(OPERATORS) == set(CASES)
 
 
 def test_backends_refuse_in_words():

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._contents import is_dry_run
+from khot._torch_internals import no_view
 from khot.kernels.call import is_first_derivative
 from khot.kernels.count import (
     bernoulli_count,
@@ -27,14 +29,12 @@ from khot.kernels.exact.row_slabs import by_rows
 from khot.kernels.exact.rows import number_on
 from khot.kernels.exact.small_numbers import sigmoid
 from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
-from khot.kernels.registry import Operator
 from khot.kernels.threshold import solve_threshold
 
 from .conditional_poisson import times_covariance
 from .inverse_newton import (
     ACCEPTED,
     CONDITIONAL_POISSON,
-    FAMILIES,
     NO_SUM,
     RANGE,
     Family,
@@ -91,8 +91,8 @@ def solve_logits(
     low, high = [end.expand(probs.shape[:-1]) if isinstance(end, Tensor) else end for end in ends]
     goal = max(family.goal, ROUNDING * torch.finfo(probs.dtype).eps)
     if log_odds is None:
-        return cast(Tensor, _apply_solve(probs.double(), low, high, family.name, goal, None))
-    return cast(Tensor, _apply_solve(sigmoid(log_odds), low, high, family.name, goal, log_odds.detach()))
+        return cast(Tensor, _apply_solve(probs.double(), low, high, family, goal, None))
+    return cast(Tensor, _apply_solve(sigmoid(log_odds), low, high, family, goal, log_odds.detach()))
 
 
 def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor) -> Tensor:
@@ -115,9 +115,9 @@ def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor) -> Tensor:
 class _SolveLogits(Function):
     @staticmethod
     def forward(
-        probs: Tensor, low: int | Tensor, high: Tensor | None, family: str, goal: float, log_odds: Tensor | None
+        probs: Tensor, low: int | Tensor, high: Tensor | None, family: Family, goal: float, log_odds: Tensor | None
     ) -> Tensor:
-        return cast(Tensor, _solve(probs, *_tensor_or_int(low), high, family, goal, log_odds))
+        return no_view(_solution(probs, low, high, family, goal, log_odds))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -140,7 +140,7 @@ class _SolveLogits(Function):
 def _pull_back(logits: Tensor, probs: Tensor, design: Sequence[Any], grad_logits: Tensor) -> Tensor:
     """The gradient in ``probs`` for a given gradient in the logits, which has mean 0 in rows of a single size."""
     _, _, family, goal = design
-    if family == CONDITIONAL_POISSON.name:  # a solution of the system as it stands, since D is pi (1 - pi)
+    if family is CONDITIONAL_POISSON:  # a solution of the system as it stands, since D is pi (1 - pi)
         return cast(Tensor, _apply_covariance_solve(logits, grad_logits, *design))
     interior = logits.isfinite()
     b = without_mean(grad_logits.masked_fill(~interior, 0.0), interior, goal)
@@ -161,8 +161,10 @@ class _CovarianceSolve(Function):
     """
 
     @staticmethod
-    def forward(logits: Tensor, b: Tensor, low: int | Tensor, high: Tensor | None, family: str, goal: float) -> Tensor:
-        return cast(Tensor, _solve_covariance(logits, b, *_tensor_or_int(low), high, family, goal))
+    def forward(
+        logits: Tensor, b: Tensor, low: int | Tensor, high: Tensor | None, family: Family, goal: float
+    ) -> Tensor:
+        return no_view(_covariance_solution(logits, b, low, high, family, goal))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -211,45 +213,31 @@ def _target(log_odds: Tensor, k: int | Tensor) -> Tensor:
     return target.masked_fill(interior & (left >= interior.sum(-1, keepdim=True)), torch.inf)
 
 
-def _tensor_or_int(k: int | Tensor) -> tuple[Tensor | None, int | None]:
-    """k as two arguments of an operator, one of which is None."""
-    return (k, None) if isinstance(k, Tensor) else (None, k)
-
-
-def _like_first(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 def _covariance_solution(
-    logits: Tensor,
-    b: Tensor,
-    k: Tensor | None,
-    size: int | None,
-    high: Tensor | None,
-    family: str,
-    goal: float,
+    logits: Tensor, b: Tensor, low: int | Tensor, high: Tensor | None, family: Family, goal: float
 ) -> Tensor:
     """The v of :class:`_CovarianceSolve`."""
+    if is_dry_run(logits, b):
+        return torch.empty_like(logits)
     tolerance = max(CG_TOLERANCE, goal)
     if high is not None:
         return _by_kind(
-            lambda k, logits, b: _covariance_solution(logits, b, k, None, None, family, goal),
+            lambda k, logits, b: _covariance_solution(logits, b, k, None, family, goal),
             lambda sizes, logits, b: solve_system(logits, b, sizes, RANGE, tolerance, None),
-            SizeRange(cast(Tensor, k), high),
+            SizeRange(low, high),
             logits,
             b,
         )
 
     def of_rows(k: "int | Tensor", logits: Tensor, b: Tensor) -> Tensor:
-        solved_for = FAMILIES[family]
-        scores = solved_for.scores(logits, k) if solved_for.factors else None
+        scores = family.scores(logits, k) if family.factors else None
         interior = logits.isfinite()
         b = without_mean(b.masked_fill(~interior, 0.0), interior, goal)
-        return solve_system(logits, b, k, solved_for, tolerance, scores)
+        return solve_system(logits, b, k, family, tolerance, scores)
 
     if not _has_kernel(logits, family):
-        return _by_rows(of_rows, _either(k, size), logits, b)
-    rows, right, sizes = _flat(logits), _flat(b), _sizes(logits, k, size)
+        return _by_rows(of_rows, low, logits, b)
+    rows, right, sizes = _flat(logits), _flat(b), _sizes(logits, low)
     v = covariance_inverse(rows, right, sizes, tolerance, NO_SUM * goal)
     lost = v.isnan().any(-1)
     if lost.any():
@@ -257,37 +245,30 @@ def _covariance_solution(
     return v.view(logits.shape)
 
 
-_solve_covariance = Operator("covariance_solve", _covariance_solution, fake=_like_first, batch=False)
-
-
 def _solution(
-    probs: Tensor,
-    k: Tensor | None,
-    size: int | None,
-    high: Tensor | None,
-    family: str,
-    goal: float,
-    log_odds: Tensor | None,
+    probs: Tensor, low: int | Tensor, high: Tensor | None, family: Family, goal: float, log_odds: Tensor | None
 ) -> Tensor:
     """:func:`solve_logits`, without derivatives."""
+    if is_dry_run(probs):
+        return torch.empty_like(probs)
     # Not `logit`, which wakes torch's threads even for a few numbers.
     given = probs.log() - torch.log1p(-probs) if log_odds is None else log_odds
     if high is not None:
         least, solved_for = math.log(NO_VARIANCE), RANGE._replace(goal=goal)
         return _by_kind(
-            lambda k, given: _solution(given, k, None, None, family, goal, given),
+            lambda k, given: _solution(given, k, None, family, goal, given),
             lambda sizes, given: solve_scores(given.masked_fill(given < least, -torch.inf), sizes, solved_for),
-            SizeRange(cast(Tensor, k), high),
+            SizeRange(low, high),
             given,
         )
-    solved_for = FAMILIES[family]._replace(goal=goal)
+    solved_for = family._replace(goal=goal)
 
     def of_rows(k: "int | Tensor", given: Tensor) -> Tensor:
         return solve_scores(_target(given, k), k, solved_for)
 
     if not _has_kernel(given, family):
-        return _by_rows(of_rows, _either(k, size), given)
-    rows, sizes = _flat(given), _sizes(given, k, size)
+        return _by_rows(of_rows, low, given)
+    rows, sizes = _flat(given), _sizes(given, low)
     logits, _, error = inclusion_inverse(rows, sizes, goal)
     lost = ~(error <= max(ACCEPTED, goal)) | (rows.masked_fill(rows.isinf(), 0.0).abs().amax(-1) > WIDE)
     if lost.any():
@@ -295,21 +276,20 @@ def _solution(
     return logits.view(given.shape)
 
 
-def _has_kernel(x: Tensor, family: str) -> bool:
+def _has_kernel(x: Tensor, family: Family) -> bool:
     """Whether a kernel solves these rows one by one."""
-    return family == CONDITIONAL_POISSON.name and x.numel() > 0 and inclusion_inverse.is_fused(x)
+    return family is CONDITIONAL_POISSON and x.numel() > 0 and inclusion_inverse.is_fused(x)
 
 
 def _flat(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _sizes(x: Tensor, k: Tensor | None, size: int | None) -> Tensor:
+def _sizes(x: Tensor, k: int | Tensor) -> Tensor:
     """k of each row."""
-    return x.new_full((x.numel() // x.shape[-1],), cast(int, size), dtype=torch.long) if k is None else k.reshape(-1)
-
-
-_solve = Operator("solve_logits", _solution, fake=_like_first, batch=False)
+    if isinstance(k, Tensor):
+        return k.reshape(-1)
+    return x.new_full((x.numel() // x.shape[-1],), k, dtype=torch.long)
 
 
 def _by_kind(
@@ -317,7 +297,7 @@ def _by_kind(
 ) -> Tensor:
     """``of_size(k, *arguments)`` in the rows of a single size, and ``of_range(sizes, *arguments)`` in the others."""
     low, high = (cast(Tensor, end) for end in sizes)
-    single, found = low == high, _like_first(*arguments)
+    single, found = low == high, torch.empty_like(arguments[0], memory_format=torch.contiguous_format)
     if single.any():
         found[single] = of_size(low[single], *(x[single] for x in arguments))
     if not single.all():
@@ -330,7 +310,3 @@ def _by_rows(function: Callable[..., Tensor], k: int | Tensor, *arguments: Tenso
     if isinstance(k, int):
         return by_rows(lambda *rows: (function(k, *rows),), SLAB, *arguments)[0]
     return by_rows(lambda *rows: (function(rows[-1].squeeze(-1), *rows[:-1]),), SLAB, *arguments, k.unsqueeze(-1))[0]
-
-
-def _either(k: Tensor | None, size: int | None) -> int | Tensor:
-    return cast(int, size) if k is None else k

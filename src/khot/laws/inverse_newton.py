@@ -80,7 +80,6 @@ def without_mean(b: Tensor, interior: Tensor, goal: float) -> Tensor:
 class Family(NamedTuple):
     """Designs with one parameter per unit, and what the solution needs to know about them."""
 
-    name: str  # used by graphs to refer to the family
     mean: Callable[[Tensor, Any], Tensor]  # inclusion probabilities at (logits, k)
     scores: Callable[[Tensor, Any], Tensor]  # these on a scale on which they are nearly linear in the logits
     from_log_odds: Callable[[Tensor], Tensor]  # to that scale
@@ -108,7 +107,6 @@ def _without_correlation(log_odds: Tensor) -> Tensor:
 
 
 CONDITIONAL_POISSON = Family(
-    "conditional_poisson",
     inclusion_probabilities,
     inclusion_log_odds,
     lambda log_odds: log_odds,
@@ -116,13 +114,6 @@ CONDITIONAL_POISSON = Family(
     _without_correlation,
     factors,
 )
-FAMILIES = {CONDITIONAL_POISSON.name: CONDITIONAL_POISSON}
-
-
-def register_family(family: Family) -> Family:
-    """Makes a family known to :func:`solve_logits` and to the graphs that contain it."""
-    FAMILIES[family.name] = family
-    return family
 
 
 def interior_of(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:

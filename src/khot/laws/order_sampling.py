@@ -45,7 +45,7 @@ from khot.kernels.threshold import solve_threshold
 from . import order_at_once, order_inclusion_at_once
 from .conditional_poisson import count_law
 from .inverse import solve_logits
-from .inverse_newton import Family, register_family
+from .inverse_newton import Family
 from .quadrature import integration_range, trapezoidal
 
 MARGIN = 60.0  # beyond this distance from all positions the integrand vanishes
@@ -270,7 +270,7 @@ def _inclusion_in_torch(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor:
 
 def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor, log_odds: Tensor | None = None) -> Tensor:
     """The positions with given inclusion probabilities, by :func:`solve_logits`."""
-    return solve_logits(probs, k, FAMILIES[noise.name], log_odds)
+    return solve_logits(probs, k, FAMILIES[noise], log_odds)
 
 
 def _log_exponential_quantile(log_odds: Tensor) -> Tensor:
@@ -292,12 +292,10 @@ def _family(noise: Noise, quantile: Callable[[Tensor], Tensor]) -> Family:
         law = noise.law(z)
         return law.log_cdf.exp() * law.ahead
 
-    return register_family(
-        Family(noise.name, partial(inclusion_probabilities, noise), scores, quantile, slope, goal=1e-12)
-    )
+    return Family(partial(inclusion_probabilities, noise), scores, quantile, slope, goal=1e-12)
 
 
-FAMILIES: dict[str, Family] = {
-    LOGISTIC.name: _family(LOGISTIC, lambda log_odds: log_odds),
-    LOG_EXPONENTIAL.name: _family(LOG_EXPONENTIAL, _log_exponential_quantile),
+FAMILIES: dict[Noise, Family] = {
+    LOGISTIC: _family(LOGISTIC, lambda log_odds: log_odds),
+    LOG_EXPONENTIAL: _family(LOG_EXPONENTIAL, _log_exponential_quantile),
 }
