@@ -58,8 +58,13 @@ def test_value_has_derivatives_of_every_order_in_both_modes():
 @pytest.mark.parametrize(
     ("hard", "soft", "error", "message"),
     [
-        (1.0, torch.ones(2), TypeError, "`hard` must be a floating-point tensor, but got float"),
-        (torch.ones(2), torch.ones(2).long(), TypeError, "`soft` must be a floating-point tensor, but got torch.int64"),
+        (1.0, torch.ones(2), TypeError, "`hard` must be a torch.Tensor, but got float"),
+        (
+            torch.ones(2),
+            torch.ones(2).long(),
+            TypeError,
+            "`soft` must have a floating-point dtype, but got torch.int64",
+        ),
         (torch.ones(2), torch.ones(3), ValueError, "`soft` must broadcast to the shape"),
         (torch.ones(2), torch.ones(3, 2), ValueError, "`soft` must broadcast to the shape"),
     ],

@@ -109,14 +109,14 @@ def test_an_output_of_one_class_among_others():
     assert KHotSelector(2, max_iter=10).fit(X, y).predictor_(torch.zeros(1, FEATURES)).shape == (1, 3)
 
 
-@pytest.mark.parametrize("wanted", [4, "learned"])
-def test_without_y_features_are_selected_that_tell_the_others(wanted):
+@pytest.mark.parametrize(("wanted", "price"), [(4, None), ("learned", 0.1)])
+def test_without_y_features_are_selected_that_tell_the_others(wanted, price):
     """Four groups of three noisy copies each; the second of a group is nearest to the other two."""
     generator = np.random.default_rng(0)
     sources = generator.standard_normal((200, 4))
     features = np.repeat(sources, 3, -1)
     features[:, [i for i in range(12) if i % 3 != 1]] += 0.3 * generator.standard_normal((200, 8))
-    selector = KHotSelector(wanted, price=0.1, random_state=0).fit(features)
+    selector = KHotSelector(wanted, price=price, random_state=0).fit(features)
     assert selector.get_support(indices=True).tolist() == [1, 4, 7, 10]
     assert selector.predictor_(torch.zeros(1, 12)).shape == (1, 12)
 

@@ -38,7 +38,7 @@ def scores_and_plan(x: Tensor, half: Tensor, t: Tensor, outwards: Tensor) -> tup
     """s and P, for the matrix of :func:`outward_sums`."""
     z = ((x - t.unsqueeze(-1)) / half.unsqueeze(-1)).clamp(-FAR, FAR)
     below = z.clamp(max=0)
-    scores = (outwards @ torch.cat([below, z - below]).flatten(1)).view(-1, *x.shape)
+    scores = (outwards @ torch.cat([below, z - below]).flatten(1)).view(len(outwards), *x.shape)
     return scores, torch.softmax(scores, 0)
 
 

@@ -157,7 +157,8 @@ def sorted_transport_derivative(
 ) -> tuple[Tensor, Tensor]:
     """dL/dx in x's dtype and dL/dhalf, zeros if it is not wanted, from dL/dy (..., k, n)."""
     (k, n), count = grad_y.shape[-2:], t.shape[-1] + 1
-    rows, halves, at, grads = x.reshape(-1, n), half.reshape(-1), t.reshape(-1, count - 1), grad_y.reshape(-1, k, n)
+    rows, halves, grads = x.reshape(-1, n), half.reshape(-1), grad_y.reshape(-1, k, n)
+    at = t.reshape(len(rows), count - 1)  # no thresholds for n = 1, so that -1 would be ambiguous
     grad_x, grad_half, outwards = rows.new_empty(rows.shape), torch.zeros_like(halves), outward_sums(count, t)
     for part in _slabs(rows, count):
         scores, plan = scores_and_plan(rows[part].double(), halves[part], at[part].mT, outwards)
