@@ -91,7 +91,7 @@ def _count_below(x: Tensor, points: float | Tensor, scale: float | Tensor, dim: 
     is_excluded = rows == -torch.inf
     row = _sorted(rows, scale, is_excluded)
     half = points.double() * 0.5 + torch.zeros_like(row.scale)  # under a vmap over the rows: a row of points for each
-    place = torch.searchsorted(row.half.detach().contiguous(), half.detach().contiguous(), right=True)
+    place = _places(row.half.detach(), half.detach())
     sides = _sides(row, place)
     left, right = half - sides.left, sides.right - half
     left = _decayed(sides.mass_left, left, row.scale, (left / row.scale).detach())
@@ -225,6 +225,14 @@ def _sorted(x: Tensor, scale: float | Tensor, is_excluded: Tensor) -> _Row:
     return _Row(half, column, weight, before, after, pad(weight.cumsum(-1), (1, 0)))
 
 
+def _places(ascending: Tensor, values: Tensor) -> Tensor:
+    """How many entries of each row (..., n) are at most each value (..., m)."""
+    m = values.shape[-1]
+    if m == 1:  # under a vmap over the values, torch moves a single column without a copy, and warns that it did so
+        values = values.expand(*values.shape[:-1], 2)
+    return torch.searchsorted(ascending.contiguous(), values.contiguous(), right=True)[..., :m]
+
+
 def _sides(row: _Row, place: Tensor) -> _Sides:
     """The two sides of points that have ``place`` entries (..., m) below them."""
     n = row.half.shape[-1]
@@ -255,7 +263,7 @@ def _half_quantile(row: _Row, target: Tensor) -> Tensor:
     """Half the t that has the given weight below it (..., m), between 0 and the weight of the row."""
     constant = _Row(*(value.detach() for value in row))
     at_entries = constant.below[..., :-1] + 0.5 * (constant.weight + constant.after - constant.before)
-    place = torch.searchsorted(at_entries.contiguous(), target.detach().contiguous(), right=True)
+    place = _places(at_entries, target.detach())
     root, sides = _root(_sides(constant, place), constant.scale, target.detach()), _sides(row, place)
     t = root.half
     for _ in range(2):
