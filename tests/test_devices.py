@@ -220,11 +220,12 @@ def test_designs(case, name, validate_args, on_device):
     arguments, x = given(name)
     design = case.make(**arguments, validate_args=validate_args)
     value = design.sample((2,))
+    twice = name == "logits" and case.name != "pareto_exact"  # its odds are found with first derivatives only
     check(value, design.expand((4, 3)).sample())
-    check_gradients(design.mean, x, twice=name == "logits")
+    check_gradients(design.mean, x, twice=twice)
     check_gradients(design.variance, x)
     if case.has_log_prob:
-        check_gradients(design.log_prob(value), x, twice=name == "logits")
+        check_gradients(design.log_prob(value), x, twice=twice)
     if case.has_entropy:
         check_gradients(design.entropy(), x)
     if case.has_pairwise:

@@ -15,7 +15,7 @@ SCORED = {  # n = 4, k = 2, on logits that require a gradient
     "sampford": lambda logits: Sampford(logits=logits, k=2),
     "brewer": lambda logits: Brewer(logits=logits, k=2),
     "systematic_fixed": lambda logits: Systematic(logits=logits, k=2, order="fixed"),
-    "phantom_unit": lambda logits: PhantomUnit(ConditionalPoisson, logits=logits),
+    "phantom_unit": lambda logits: PhantomUnit(Sampford, logits=logits),
 }
 
 

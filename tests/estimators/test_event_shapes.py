@@ -35,7 +35,7 @@ MAKERS = {
     "conditional_poisson": lambda logits: ConditionalPoisson(logits=logits, k=2),
     "two_sizes": lambda logits: ConditionalPoisson(logits=logits, k=torch.tensor([1, 2])),
     "sampford": lambda logits: Sampford(logits=logits, k=2),
-    "phantom_unit": lambda logits: PhantomUnit(ConditionalPoisson, logits=logits / 9 - 1.5),  # of no more than one
+    "phantom_unit": lambda logits: PhantomUnit(Sampford, logits=logits / 9 - 1.5),  # of no more than one
     "systematic": lambda logits: Systematic(logits=logits, k=2),
     "one_hot": lambda logits: dist.OneHotCategorical(logits=logits),
 }

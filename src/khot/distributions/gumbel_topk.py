@@ -20,10 +20,10 @@ class GumbelTopK(OrderSampling):
 
     .. math:: P(S) = \int_0^1 \prod_{i \in S} \big(1 - u^{w_i / W}\big) du, \quad W = \sum_{j \notin S} w_j
 
-    ``log_prob`` and ``mean`` are exact for weights of any size and differentiable to any order. They are computed by
-    quadrature, to about 1e-12, or 1e-9 where the result is rounded to float32. ``mean`` is not proportional to the
-    weights. ``probs`` are inclusion probabilities, from which the logits are found by solving an equation, with
-    implicit gradients. The most probable vector has the k largest logits.
+    ``log_prob`` and ``mean`` are exact for weights of any size and differentiable to any order in ``logits``. They are
+    computed by quadrature, to about 1e-12, or 1e-9 where the result is rounded to float32. ``mean`` is not proportional
+    to the weights. ``probs`` are inclusion probabilities, from which the logits are found by solving an equation, with
+    first derivatives only. The most probable vector has the k largest logits.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.

@@ -30,8 +30,8 @@ class ParetoSampling(OrderSampling):
     * ``"exact"``: the odds for which ``mean`` = ``probs``, found by Newton's method, with first derivatives only.
     * None: log-odds logit p.
 
-    ``log_prob`` and ``mean`` are exact and differentiable to any order. They are computed by quadrature, to about
-    1e-12, or 1e-9 where the result is rounded to float32:
+    ``log_prob`` and ``mean`` are exact and differentiable to any order unless ``adjust="exact"``. They are
+    computed by quadrature, to about 1e-12, or 1e-9 where the result is rounded to float32:
 
     .. math:: P(S) = \prod_{i \in S} o_i \sum_{j \in S} c_j, \quad
         c_j = \int_0^\infty \frac{t^{k - 1}}{(1 + t o_j) \prod_i (1 + t o_i)} dt

@@ -42,7 +42,8 @@ class PhantomUnit(SamplingDesign):
 
     As x and the phantom determine each other, this design has what the wrapped design has: ``mean`` (equal to ``probs``
     if it is in the wrapped design), ``log_prob``, ``entropy``, ``pairwise_inclusion`` and ``mode``. All are
-    differentiable in the parameter, including through the phantom's probability. Members that the wrapped design
+    differentiable in the parameter, including through the phantom's probability, as often as the wrapped design is in
+    its ``probs``. Members that the wrapped design
     lacks raise NotImplementedError. ``k`` is the smaller of the two sizes.
 
     Probabilities in bfloat16 or float16 are used as they are, with the sum that they have. If rounding must not change
