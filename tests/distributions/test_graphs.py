@@ -20,8 +20,6 @@ from khot import (
 from tests.inputs import normal
 from tests.registry import DESIGNS
 
-# Of torch's compiler about itself, which hides it unless warnings are errors.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 LOGITS = normal(2, 5)
 VALUE = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
 DESIGN = ConditionalPoisson(logits=LOGITS, k=2)
