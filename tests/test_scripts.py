@@ -35,8 +35,8 @@ OWN_TESTS = {  # of the experiments that test_smoke.py does not run
     "vit_experts": "test_vit_experts.py",
 }
 UNTIMED = {  # public names that are no map, design or estimator of their own
-    "AdaptiveStep", "Link", "Logistic", "MovingAverage", "SamplingDesign", "horvitz_thompson",
-    "straight_through_value",
+    "AdaptiveStep", "Link", "Logistic", "MovingAverage", "SamplingDesign", "capped_simplex_map",
+    "horvitz_thompson", "straight_through_value",
 }  # fmt: skip
 HELPERS = {
     "build_readme",

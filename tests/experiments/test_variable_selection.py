@@ -14,7 +14,7 @@ def test_runs(tmp_path, capsys):
     table = experiment.main(["--smoke", "--seeds", "1", "--out", str(tmp_path)])
     assert (tmp_path / "variable_selection.png").stat().st_size > 3_000
     document = json.loads((tmp_path / "variable_selection.json").read_text())
-    assert list(document["rows"]) == list(table.scores) and len(document["findings"]) == 5
+    assert list(document["rows"]) == list(table.scores) and len(document["findings"]) == 4
     gaps = {row: table.values(row, experiment.GAP).item() for row in table.scores}
     assert gaps.pop(experiment.POSTERIOR) == 0 < gaps.pop(experiment.BEST) < min(gaps.values())
     for name in experiment.METHODS:  # only pathwise estimators know which form they are given

@@ -43,7 +43,7 @@ def test_law_of_order_sampling(noise):
     draws = order_draw(THETA, K, rank_centre(THETA, K), SEED, 20_000, torch.float64, noise)
     for row, k in enumerate(K.tolist()):
         support = k_hot(6, k)
-        log_prob = order_sampling.log_prob(order_sampling.NOISES[noise], THETA[row], k, support)
+        log_prob = order_sampling.log_prob(NOISES[noise], THETA[row], k, support)
         gof.check_sampler(draws[:, row], support, log_prob.exp())
 
 
