@@ -49,7 +49,9 @@ CALLS |= {
     "functions": [
         (lambda x, case=case: case.estimate(Sampford(logits=x, k=2), cubic, 2), SCORES) for case in FUNCTIONS
     ],
-    "losses": [(lambda x, case=case: case.function(x, case.targets(1, 2), 0.7, "none"), normal(2, 6)) for case in LOSSES],
+    "losses": [
+        (lambda x, case=case: case.function(x, case.targets(1, 2), 0.7, "none"), normal(2, 6)) for case in LOSSES
+    ],
 }
 SLOW = {case.name for case in (*DESIGNS, *MAPS) if case.slow}
 every_member = pytest.mark.parametrize(

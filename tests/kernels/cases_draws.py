@@ -13,7 +13,6 @@ from khot.kernels.order_sampling.noises import NOISES
 from tests.kernels.kernel_case import DOUBLE, SINGLE, Inputs, KernelCase, Outputs
 
 SEED, DRAWS = 0x123456789ABCDEF, 2
-PLACE = [3, 5, 4]  # of the first draw, row and unit
 COMPILED_ORDER = [((64, n), SINGLE) for n in (300, 1000, 4096, 8192, 100_000)]
 COMPILED_DOUBLE = [((64, n), DOUBLE) for n in (1000, 8192, 100_000)]
 COMPILED_TOURNAMENT = [((64, n), SINGLE) for n in (100, 500, 2000, 4096)]
@@ -44,13 +43,11 @@ def seed_for(x: Tensor) -> Tensor:
 
 
 def order_kernel(theta: Tensor, k: Tensor, noise: str) -> Outputs:
-    return (
-        triton_order.order_draw(theta, k, rank_centre(theta, k), seed_for(theta), PLACE, DRAWS, theta.dtype, noise),
-    )
+    return (triton_order.order_draw(theta, k, rank_centre(theta, k), seed_for(theta), DRAWS, theta.dtype, noise),)
 
 
 def order_reference(theta: Tensor, k: Tensor, noise: str) -> Outputs:
-    return (order_draw.plain(theta, k, rank_centre(theta, k), seed_for(theta), PLACE, DRAWS, theta.dtype, noise),)
+    return (order_draw.plain(theta, k, rank_centre(theta, k), seed_for(theta), DRAWS, theta.dtype, noise),)
 
 
 def order_compile(theta: Tensor, number: Tensor, _: Tensor, noise: str) -> object:
@@ -58,11 +55,11 @@ def order_compile(theta: Tensor, number: Tensor, _: Tensor, noise: str) -> objec
 
 
 def tournament_kernel(probs: Tensor, k: Tensor) -> Outputs:
-    return (triton_tournament.pivotal_draw(probs, k, seed_for(probs), PLACE, DRAWS, probs.dtype),)
+    return (triton_tournament.pivotal_draw(probs, k, seed_for(probs), DRAWS, probs.dtype),)
 
 
 def tournament_reference(probs: Tensor, k: Tensor) -> Outputs:
-    return (pivotal_draw.plain(probs, k, seed_for(probs), PLACE, DRAWS, probs.dtype),)
+    return (pivotal_draw.plain(probs, k, seed_for(probs), DRAWS, probs.dtype),)
 
 
 def tournament_compile(probs: Tensor, number: Tensor, _: Tensor) -> object:

@@ -51,7 +51,7 @@ def of_logarithms(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.co
 @triton.jit
 def of_gap(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
     x, s = tl.load(x_ptr + tl.arange(0, 32))[None, None, :], tl.load(x_ptr + tl.arange(0, 1))
-    FUNCTION(x, s, s, s, s, s, LINK)
+    FUNCTION(x, s, s, s, LINK)
 
 
 @triton.jit

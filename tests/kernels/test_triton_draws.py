@@ -12,10 +12,10 @@ import triton.language as tl
 
 from khot.kernels.draws import pivotal_draw
 from khot.kernels.gpu.random_numbers import uniform_and_rest, uniform_double
-from khot.kernels.order_sampling import order_draw, rank_centre
+from khot.kernels.order_sampling import noises, order_draw, rank_centre
 from khot.kernels.order_sampling.triton_draw import NOISES
 from khot.kernels.random_numbers.philox import draw_seed, uniform
-from khot.laws import conditional_poisson, order_sampling
+from khot.laws import conditional_poisson
 
 
 def draw(theta, k, draws=1, noise="logistic", seed=7):
@@ -97,7 +97,7 @@ def _noise_of(high_ptr, low_ptr, out_ptr, double_ptr, NOISE: tl.constexpr, BLOCK
 
 
 def test_every_noise_has_its_exponential():
-    assert NOISES.keys() == order_sampling.NOISES.keys()
+    assert NOISES.keys() == noises.NOISES.keys()
 
 
 @pytest.mark.parametrize("noise", NOISES)
