@@ -48,7 +48,8 @@ def test_infinite_entries_change_nothing(relaxation, dtype, softness, cpu_backen
         for low, high in ((14, 0), (100, 3)):
             wide, own = among_infinite(x, low, high)
             found = relaxation(wide, 5 + high, softness)[..., own]
-            if cpu_backend == "numba" and scale == 1.0:  # rows that loops leave to others they leave as they are
+            has_loops = cpu_backend == "numba" and relaxation is not MAPS["normal"]
+            if has_loops and scale == 1.0:  # rows that loops leave to others they leave as they are
                 assert torch.equal(found, y)
             else:
                 torch.testing.assert_close(found, y, rtol=64 * torch.finfo(dtype).eps, atol=64 * torch.finfo(dtype).eps)
