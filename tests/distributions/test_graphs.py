@@ -32,12 +32,15 @@ def compiled(function, **options):
 
 
 def loss(case):
+    has_log_prob = case.has_log_prob  # makes a design when it is first asked, of which Dynamo would count a graph
+
     def of_logits(logits):
         logits = logits.sin() * 2.0  # a graph of its own
         design = case.make(logits=logits, k=2)
         draw = StraightThrough(design, log_prob="none").rsample((3,))
-        total = (draw * LOGITS.cos()).sum().square() + design.mean.square().sum()
-        return total + design.log_prob(VALUE).sum() if case.has_log_prob else total
+        # Uses the logits again: Dynamo does not compile what follows the constructor if no tensor is left there.
+        total = (draw * logits.cos()).sum().square() + design.mean.square().sum()
+        return total + design.log_prob(VALUE).sum() if has_log_prob else total
 
     return of_logits
 
