@@ -56,7 +56,8 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
     zero, one = real(0), real(1)
     wide = real if variant in FLAT else np.float64
     slope_power = power_below(variant, real)
-    power = slope_power if variant in GENERAL else power_below(variant, wide)
+    # In float32 an exponent near -12 has steps of 1e-6, which are those of the power.
+    power = power_below(variant, np.float64 if variant in GENERAL else wide)
 
     @inlined
     def powers(z, q):
