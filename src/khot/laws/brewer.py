@@ -88,18 +88,21 @@ def _draw_by_draw(probs: Tensor, k: Tensor, u: Tensor) -> Tensor:
     free, rest = (pad(x, (0, 1)) for x in (probs.masked_fill(certain, 0.0), (1 - probs).masked_fill(certain, 1.0)))
     c, may_write = torch.zeros_like(free[..., :1]), can_look(free, u)
     for m in range(size, 0, -1):
-        rarity = torch.add(c, rest[..., :n], alpha=m) / (c + m)
-        weights = torch.addcdiv(free[..., :n], free[..., :n], rarity, value=m - 1)  # m w
-        cumulative = weights.cumsum(-1)
-        target = u[..., m - 1 : m] * cumulative[..., -1:]
-        if may_write:
-            unit = torch.searchsorted(cumulative, target, right=True)
-            free.scatter_(-1, unit, 0.0)
-        else:  # in a vmap, which cannot write to tensors that all rows share, and where the search needs another layout
-            unit = (cumulative <= target).sum(-1, keepdim=True)
-            free = free.scatter(-1, unit, 0.0)
+        unit = _next_unit(free[..., :n], rest[..., :n], c, m, u[..., m - 1 : m], may_write)
+        # A vmap cannot write to tensors that all rows share.
+        free = free.scatter_(-1, unit, 0.0) if may_write else free.scatter(-1, unit, 0.0)
         c = c + rest.gather(-1, unit)
     return free[..., :n] != probs
+
+
+def _next_unit(free: Tensor, rest: Tensor, c: Tensor, m: int, u: Tensor, may_search: bool) -> Tensor:
+    """The unit ``(..., 1)`` that is drawn next; under a vmap, where a search needs another layout, by counting."""
+    rarity = torch.add(c, rest, alpha=m) / (c + m)
+    cumulative = torch.addcdiv(free, free, rarity, value=m - 1).cumsum(-1)  # of m w
+    target = u * cumulative[..., -1:]
+    if may_search:
+        return torch.searchsorted(cumulative, target, right=True)
+    return (cumulative <= target).sum(-1, keepdim=True)
 
 
 class Subsets(NamedTuple):
