@@ -39,7 +39,7 @@ def relative_slopes(x, left, right, inverse, LINK: tl.constexpr):
     """Slopes relative to that of the edge of the gap on the same side, ``left`` or ``right``, and who is above it."""
     above = x >= over(right)
     beyond = tl.where(above, x - over(right), over(left) - x) * over(inverse)
-    slope = tl.where(beyond < float("inf"), tl.exp(-beyond), 0.0)  # NaN if both are infinite
+    slope = tl.exp(-tl.where(beyond == beyond, beyond, float("inf")))  # NaN if both are infinite
     if LINK.compact:  # among capped entries, only those next to the cap reach it when t rises
         slope = tl.where(above & (beyond > 0), 0.0, slope)
     return slope, above
