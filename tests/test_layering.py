@@ -298,7 +298,7 @@ def test_only_kernels_leave_types_out():
 
 
 def test_private_attributes_stay_in_their_package():
-    """And no foreign name stands in the list in vain."""
+    """Every private name of another library in the list is used somewhere."""
     assert [line for file in FILES for line in reaches(file.read_text(), module_name(file))] == []
     read = {
         node.attr for file in FILES for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)

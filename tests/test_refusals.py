@@ -99,7 +99,7 @@ def test_designs_of_a_subclass():
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors is in prototype stage:UserWarning")
 def test_the_cure_for_a_masked_tensor():
-    """It has no numbers of its own, and ``as_subclass`` fails inside torch."""
+    """The advice names another conversion, since ``as_subclass`` of a masked tensor fails inside torch."""
     is_kept = X < 1
     masked = torch.masked.masked_tensor(X, is_kept)
     with pytest.raises(TypeError, match=r"subclass MaskedTensor.*pass the tensor that it wraps, such as x.to_tensor"):

@@ -1,7 +1,9 @@
 """Where users enter designs, relaxed laws and estimators, and what holds for every member that they call.
 
-* A graph of ``torch.compile`` ends before the call and goes on after it: designs choose their steps by the contents of
-  tensors, which a graph does not know. With ``fullgraph=True`` torch raises an error that gives this reason.
+* A graph of ``torch.compile`` ends before the call, because designs choose their steps by the contents of tensors, which
+  a graph does not know. With ``fullgraph=True`` torch raises an error that gives this reason. A new graph begins after
+  the call, but torch runs the rest of a function eagerly if no tensor is left in it, and the whole of a function that
+  reads a property such as ``design.mean``.
 * Calls inside of ``torch.jit.trace`` and DTensors are refused.
 * Tensors by which Pyro's TraceGraph_ELBO tracks dependencies are unwrapped, and the results depend on what they did.
 """
