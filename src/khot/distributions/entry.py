@@ -1,6 +1,6 @@
 """Where users enter designs, relaxed laws and estimators, and what holds for every member that they call.
 
-* A graph of ``torch.compile`` ends before the call, because designs choose their steps by the contents of tensors, which
+* A graph of ``torch.compile`` ends before the call: designs choose their steps by the contents of tensors, which
   a graph does not know. With ``fullgraph=True`` torch raises an error that gives this reason. A new graph begins after
   the call, but torch runs the rest of a function eagerly if no tensor is left in it, and the whole of a function that
   reads a property such as ``design.mean``.
