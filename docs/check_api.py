@@ -20,7 +20,7 @@ HEAD = re.compile(r'<dt class="sig.*?</dt>', flags=re.DOTALL)
 HEADING = re.compile(
     r"<(?:p|dt)>((?:Args|Returns|Raises|Attributes|References|Example):)"
 )  # which napoleon did not read
-UNREADABLE = re.compile(r"~\w+\.|<(?:function|class|built-in|bound) | at 0x[0-9a-f]+|\*args: Any")
+UNREADABLE = re.compile(r"~\w+\.|<(?:function|class|built-in|bound) | at 0x[0-9a-f]+|^\s*class [^(]*\(\*args: Any")
 
 
 def problems(root: Path) -> list[str]:
