@@ -101,7 +101,7 @@ gpu:  ## runs tests and benchmarks on an accelerator, in the Python given by PYT
 	"$$python" -m pytest -m gpu -rs --each-file-runs $$files && "$$python" benchmarks/gpu.py
 
 clean:  ## removes .venv and everything made by the other targets
-	rm -rf $(VENV) demo-output build dist docs/_build docs/api docs/examples docs/tutorials .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) demo-output build dist docs/_build docs/api docs/examples docs/tutorials docs/experiments.md .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
 	find src tests examples experiments benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Sets $$python to PYTHON, or where that is not given to the first that runs and is new enough.

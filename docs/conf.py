@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "_extensions"))
+sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent / "experiments")]
 
 import api_pages  # noqa: E402 - lies in the folder above, like the other extensions
 import benchmark_plots  # noqa: E402
+import build_readme  # noqa: E402
 import inventories  # noqa: E402
 import khot  # noqa: E402
 import members  # noqa: E402
@@ -24,6 +25,8 @@ for folder in ("examples", "tutorials"):
     unused = shutil.ignore_patterns("README.md", "pictures")  # which introduce the folder in the repository
     shutil.copytree(HERE.parent / folder, BUILD / folder, ignore=unused)  # where scripts may leave figures
     shutil.copy(HERE / "_templates" / f"{folder}.rst", BUILD / folder / "GALLERY_HEADER.rst")
+experiments = HERE.parent / "experiments"
+(HERE / "experiments.md").write_text(build_readme.page(experiments, experiments / "results", HERE), encoding="utf-8")
 benchmark_plots.draw(HERE.parent / "benchmarks" / "results", BUILD / "plots")
 
 project = "khot"
