@@ -22,6 +22,7 @@ from khot.nn import (
     TopK,
     TopKCrossEntropyLoss,
     TopKMask,
+    TopKMetricLoss,
 )
 from tests.inputs import normal
 from tests.maps import behind
@@ -194,4 +195,5 @@ MODULES = [
         None,
         target=torch.tensor([0, 1, 2, 3, 4, 5]),
     ),
+    ModuleCase("rank_metric", partial(TopKMetricLoss, 3), None, target=TARGET),
 ]

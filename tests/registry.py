@@ -37,6 +37,7 @@ from khot import (
     subset_vector,
     topk_cross_entropy,
     topk_mask,
+    topk_metric_loss,
     transport_topk,
 )
 from khot.constraints import capped_simplex, k_hot, ranking
@@ -72,7 +73,16 @@ from khot.estimators import (
     unordered_set,
 )
 from khot.estimators.wrapper import wrap_latents
-from khot.nn import Anneal, FenchelYoungTopKLoss, GatherTopK, Selection, TopK, TopKCrossEntropyLoss, topk_attention
+from khot.nn import (
+    Anneal,
+    FenchelYoungTopKLoss,
+    GatherTopK,
+    Selection,
+    TopK,
+    TopKCrossEntropyLoss,
+    TopKMetricLoss,
+    topk_attention,
+)
 from tests import design_references as reference
 from tests.inputs import normal
 from tests.maps import behind
@@ -341,13 +351,23 @@ def largest_of_the_mask(x: Tensor, target: Tensor, strength: float) -> float:
     return regularised(target.numpy()) - best.fun
 
 
+def mask_by_roots(scores: Any, size: int, temperature: float) -> Any:
+    """The sigmoid mask by a general-purpose root finder."""
+    t = scipy.optimize.brentq(lambda t: scipy.special.expit((scores - t) / temperature).sum() - size, -99, 99)
+    return scipy.special.expit((scores - t) / temperature)
+
+
 def cross_entropy_of_sizes(x: Tensor, target: Tensor, temperature: float) -> float:
-    """-log(0.5 P(top 1) + 0.3 P(top 3)), the masks by a general-purpose root finder."""
-    scores, inside = x.numpy(), 0.0
-    for size, weight in ((1, 0.5), (3, 0.3)):
-        t = scipy.optimize.brentq(lambda t, k=size: scipy.special.expit((scores - t) / temperature).sum() - k, -99, 99)
-        inside += weight * scipy.special.expit((scores[target] - t) / temperature)
-    return -math.log(inside)
+    """-log(0.5 P(top 1) + 0.3 P(top 3))."""
+    one, three = (mask_by_roots(x.numpy(), size, temperature)[target] for size in (1, 3))
+    return -math.log(0.5 * one + 0.3 * three)
+
+
+def ndcg_at_three(x: Tensor, relevance: Tensor, temperature: float) -> float:
+    """One minus the NDCG in which the item at rank j is the difference of the masks of sizes j and j - 1."""
+    masks = np.array([0 * x.numpy(), *(mask_by_roots(x.numpy(), size, temperature) for size in (1, 2, 3))])
+    discounts, gains = 1 / np.log2([2, 3, 4]), 2.0 ** relevance.numpy() - 1
+    return 1 - discounts @ np.diff(masks, axis=0) @ gains / (discounts @ np.sort(gains)[:-4:-1])
 
 
 LOSSES = [
@@ -369,6 +389,19 @@ LOSSES = [
         },
         lambda seed, rows: torch.randint(6, (rows,), generator=torch.Generator().manual_seed(seed)),
         cross_entropy_of_sizes,
+    ),
+    LossCase(
+        "topk_metric",
+        (topk_metric_loss, TopKMetricLoss),
+        lambda temperature, reduction: {
+            "k": 3,
+            "relaxation": sigmoid_topk,
+            "softness": temperature,
+            "gain": "exp2",
+            "reduction": reduction,
+        },
+        lambda seed, rows: torch.randint(1, 5, (rows, 6), generator=torch.Generator().manual_seed(seed)),
+        ndcg_at_three,
     ),
 ]
 

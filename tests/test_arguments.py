@@ -63,6 +63,8 @@ WRONG: dict[str, list[Any]] = {
     "target": [*TYPES, 1.5, [1.0], TARGET[0], TARGET * math.nan, TARGET * 2],
     "classes": [*TYPES, 1, [0, 1], torch.tensor([0.0, 1.0]), torch.tensor([0, 5]), torch.tensor([0, 1, 2])],
     "shares": [*TYPES, 1.5, "ab", [], [-1.0, 2.0], [0.0], [math.nan], [None], torch.ones(6), torch.tensor([True])],
+    "relevance": [*TYPES, 1.5, [1.0], TARGET[0], TARGET * math.nan, TARGET * math.inf, -TARGET],
+    "discounts": [*TYPES, 1.5, [1.0], "NDCG", *map(torch.tensor, ([1.0], [0.5, 1.0], [0.5, -0.5], [0.0, 0.0], [2, 1]))],
     "features": [*TYPES, 1.5, [1.0], LOGITS.long(), LOGITS[0], LOGITS[..., :3], LOGITS * math.nan],
     "labels": [*TYPES, 1, [0, 1], torch.tensor([0.0, 1.0]), torch.tensor([0, 1, 2])],
     "neighbours": [*NUMBERS, -1, 6, math.nan, torch.tensor(-1.0), torch.tensor(6.0), torch.tensor([1, 2, 3])],
@@ -138,6 +140,9 @@ KINDS = {
     "dtype": "dtype",
     "design_class": "design_class",
     "baseline": "baseline",
+    "relevance": "relevance",
+    "metric": "discounts",
+    "gain": "choice",
 }
 # Of parameters that many share, so that whoever adds one need not name it again.
 SHARED = {"generator": "generator"}
@@ -195,6 +200,8 @@ CALLS |= {
     "TopKCrossEntropyLoss": call(
         nn.TopKCrossEntropyLoss, {"p_k": [0.5, 0.5]}, used(nn.TopKCrossEntropyLoss, LOGITS, CLASSES)
     ),
+    "topk_metric_loss": call(khot.topk_metric_loss, {**X, "relevance": TARGET, "k": 2}, k="count"),
+    "TopKMetricLoss": call(nn.TopKMetricLoss, {"k": 2}, used(nn.TopKMetricLoss, LOGITS, TARGET), k="count"),
     "knn_loss": call(
         khot.knn_loss,
         {"query": LOGITS, "keys": LOGITS, "query_labels": CLASSES, "key_labels": CLASSES, "k": 1, "softness": 1.0},
@@ -324,7 +331,7 @@ LAYOUTS = {
     "float8": (lambda: ROWS.to(torch.float8_e4m3fn), "float8_e4m3fn"),
 }
 TENSORS = {"scores", "values", "weights", "vector", "points", "levels", "probs", "logits", "softness", "sum", "size"}
-TENSORS |= {"ones", "any_sum", "target", "shares", "features", "k_hot", "number", "perturbed"}
+TENSORS |= {"ones", "any_sum", "target", "shares", "relevance", "discounts", "features", "k_hot", "number", "perturbed"}
 OF_LAWS = {case.name: case.make(logits=ROWS, k=2).log_prob for case in DESIGNS}
 OF_LAWS |= {case.name: case.wrap(DESIGN).log_prob for case in ESTIMATORS}
 OF_LAWS |= {case.public.__name__: case.public(0.5, logits=ROWS, k=2).log_prob for case in RELAXED}

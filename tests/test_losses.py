@@ -1,10 +1,13 @@
 """Fenchel-Young losses against 60-digit arithmetic and their theory, top-k cross-entropy against its definition."""
 
+import itertools
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import ndcg_score
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import hessian, jacfwd, jacrev, vmap
 from torch.nn.functional import cross_entropy, log_softmax
@@ -21,6 +24,7 @@ from khot import (
     successive_softmax_topk,
     topk_cross_entropy,
     topk_mask,
+    topk_metric_loss,
     transport_topk,
 )
 from khot.losses import neighbours
@@ -472,3 +476,94 @@ class TestKnnLoss:
         query = query.clone().requires_grad_()
         loss = knn_loss(query, keys, labels + 100, others, 2, 1.0)
         assert loss == 0 and not torch.autograd.grad(loss, query)[0].any()
+
+
+def metric_of_ranking(ranked, k, metric):
+    """A metric at k of the relevance of items in the order of their scores."""
+    hits = [float(value > 0) for value in ranked[:k]]
+    if metric == "mrr":
+        return max((hit / rank for rank, hit in enumerate(hits, 1)), default=0)
+    return sum(hits) / {"recall": sum(value > 0 for value in ranked), "precision": k}[metric]
+
+
+class TestTopKMetric:
+    X, RELEVANCE = normal(60, 7), torch.randint(0, 4, (60, 7), generator=torch.Generator().manual_seed(0))
+    METRICS = ("ndcg", "recall", "precision", "mrr", torch.tensor([0.5, 0.5, 0.2]))
+
+    def test_hard_limits(self):
+        """Those of NDCG are scikit-learn's, ties included; k may exceed n."""
+        x, relevance = self.X, self.RELEVANCE * (self.RELEVANCE.sum(-1, keepdim=True) > 0) + (torch.arange(7) == 0)
+        for k, scores in itertools.product((1, 3, 7, 9), (x, x.round())):
+            expected = [ndcg_score(relevance[[i]].numpy(), scores[[i]].numpy(), k=k) for i in range(60)]
+            found = topk_metric_loss(scores, relevance, k, softness=1e-6, reduction="none")
+            np.testing.assert_allclose(1 - found, expected, rtol=0, atol=1e-12)
+        ranked = relevance.gather(-1, x.argsort(-1, descending=True))
+        for k, metric in itertools.product((1, 3, 7, 9), ("recall", "precision", "mrr")):
+            expected = torch.tensor([metric_of_ranking(row.tolist(), k, metric) for row in ranked]).double()
+            found = topk_metric_loss(x, relevance, k, metric, 1e-6, reduction="none")
+            torch.testing.assert_close(1 - found, expected, rtol=0, atol=1e-6)
+
+    def test_ties_are_averaged_over_their_orders(self):
+        """Expected values are means over all orders of the three items of equal score."""
+        x = torch.tensor([1.0, 1.0, 0.0, 1.0])
+        for relevance, metric, k, expected in (
+            ([1, 0, 1, 0], "mrr", 3, (1 + 1 / 2 + 1 / 3) / 3),
+            ([1, 0, 1, 0], "recall", 1, 1 / 6),
+            ([1, 1, 0, 0], "precision", 2, 2 / 3),
+            ([1, 0, 0, 0], torch.tensor([3.0, 1.0]), 2, (1 + 1 / 3) / 3),
+        ):
+            found = topk_metric_loss(x, torch.tensor(relevance), k, metric, softness=1e-3)
+            torch.testing.assert_close(1 - found, torch.tensor(expected))
+
+    @pytest.mark.parametrize("relaxation", MASKS, ids=lambda f: getattr(f, "__name__", "sparse_topk"))
+    def test_is_a_share_of_what_is_possible(self, relaxation):
+        """At every softness; gradients are finite, and 0 in rows where no item is relevant."""
+        relevance = self.RELEVANCE.clone()
+        relevance[:5] = 0
+        for metric, softness, gain in itertools.product(self.METRICS, (1e-3, 1.0, 1e3), ("linear", "exp2")):
+            x = self.X.float().requires_grad_()
+            rows = topk_metric_loss(x, relevance, 3, metric, softness, relaxation, gain, "none")
+            (grad,) = torch.autograd.grad(rows.sum(), x)
+            assert ((rows >= 0) & (rows <= 1)).all() and grad.isfinite().all() and not grad[:5].any()
+            mean = topk_metric_loss(x, relevance, 3, metric, softness, relaxation, gain)
+            torch.testing.assert_close(mean, rows.sum() / (relevance > 0).any(-1).sum())
+
+    def test_derivatives(self):
+        x, softness = self.X[:4].clone().requires_grad_(), torch.full((4,), 0.7).double().requires_grad_()
+        for metric in self.METRICS[1:4]:
+            loss = partial(topk_metric_loss, relevance=self.RELEVANCE[:4], k=3, metric=metric, reduction="none")
+            assert gradcheck(lambda x, s, f=loss: f(x, softness=s, relaxation=sigmoid_topk), (x, softness))
+        discounts = torch.tensor([0.9, 0.5, 0.2]).double().requires_grad_()
+        assert gradcheck(lambda d: topk_metric_loss(x, self.RELEVANCE[:4], 3, d, reduction="none"), (discounts,))
+
+    def test_padding(self):
+        """Scores of -inf with any relevance, up to rows that have no item at all."""
+        x, relevance = self.X.clone(), self.RELEVANCE.float() + 1
+        x[:, 5:], relevance[:, 5:], x[0], relevance[1, 6] = -torch.inf, -1.0, -torch.inf, torch.nan
+        x.requires_grad_()
+        for metric, k in itertools.product(self.METRICS[:4], (2, 6)):
+            found = topk_metric_loss(x, relevance, k, metric, reduction="none")
+            expected = topk_metric_loss(x[1:, :5], relevance[1:, :5], k, metric, reduction="none")
+            torch.testing.assert_close(found[1:], expected)
+            (grad,) = torch.autograd.grad(found.sum(), x)
+            assert found[0] == 0 and grad.isfinite().all() and not grad[:, 5:].any() and not grad[0].any()
+
+    def test_no_gain_overflows(self):
+        x, relevance = self.X.half(), self.RELEVANCE
+        for gain, scale in (("exp2", 1000), ("linear", 2.0**126)):
+            found = topk_metric_loss(x.float(), relevance * scale, 3, gain=gain, reduction="none")
+            assert ((found >= 0) & (found <= 1)).all()
+        many = x.repeat(3000, 1), relevance.repeat(3000, 1)  # whose sum of losses no half holds
+        assert topk_metric_loss(*many, 3) == topk_metric_loss(x, relevance, 3)
+
+    def test_asks_for_the_masks_that_it_needs(self):
+        """All in one call: one of recall, and those of a metric where the discount falls."""
+        for metric, expected in zip(self.METRICS, ([1, 2, 3], [3], [3], [1, 2, 3], [2, 3]), strict=True):
+            calls = []
+
+            def watched(x, k, softness, calls=calls):
+                calls.append(k[:, 0].tolist())
+                return lapsum_topk(x, k, softness)
+
+            topk_metric_loss(self.X, self.RELEVANCE, 3, metric, relaxation=watched)
+            assert calls == [expected]

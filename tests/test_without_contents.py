@@ -14,6 +14,7 @@ from khot import (
     perturbed_topk,
     sigmoid_topk,
     topk_cross_entropy,
+    topk_metric_loss,
 )
 from tests.every_map import MAPS, quick_first
 from tests.inputs import normal
@@ -96,6 +97,7 @@ def test_losses():
         (lambda x, target: loss(x, target, torch.full((3,), 2.0, device=x.device), 0.5, 1.5, "magnitude"), hot),
         (lambda x, target: loss(x, 0 * target, 2, kind="signed", reduction="sum"), hot),
         (lambda x, target: topk_cross_entropy(x, target, [0.5, 0.0, 0.5]), classes),
+        (lambda x, target: topk_metric_loss(x, target, 3), hot),
     ):
         gradient = lambda x, target, f=function: with_gradient(f(x, target.detach()), x)  # noqa: E731
         check(gradient, draws=False, x=normal(3, 6), target=target)

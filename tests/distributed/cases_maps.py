@@ -122,6 +122,11 @@ def every_loss():
     p_k = torch.tensor([0.5, 0.2, 0.3]).double()
     target = torch.tensor([0, 5, 3, 2, 2])
     compare(lambda x, p: khot.topk_cross_entropy(x, target, p), [normal(5, 6), p_k], [[S(0)], [R]])
+    relevance, discounts = (normal(5, 6, seed=1) > 0.5) * torch.tensor([[1], [0], [2], [0], [1]]), p_k.sort().values
+    for placements in ([S(0)], [S(1)], [S(0), S(1)]):  # rows without relevance are no part of the mean
+        everywhere = [R] * len(placements)
+        call = lambda x, d: khot.topk_metric_loss(x, relevance, 3, d)  # noqa: E731
+        compare(call, [normal(5, 6), discounts.flip(0)], [placements, everywhere])
 
 
 @case

@@ -27,6 +27,7 @@ from khot.nn import (
     TopK,
     TopKCrossEntropyLoss,
     TopKMask,
+    TopKMetricLoss,
     topk_attention,
 )
 from tests.inputs import normal
@@ -174,6 +175,7 @@ def test_cumulative_average():
 FALLING = [0.95**i for i in range(20)]
 SIZES, SUMS = [2 + i % (N - 2) for i in range(20)], [2 + 0.3 * i for i in range(20)]
 TARGETS = {FenchelYoungTopKLoss: khot.topk_mask(X, 2), TopKCrossEntropyLoss: torch.arange(6)}
+TARGETS[TopKMetricLoss] = TARGETS[FenchelYoungTopKLoss]
 ANNEALED = [
     (partial(TopK, 3), "k", SIZES),
     (partial(TopK, 3, softness=0.5), "k", SUMS),
@@ -197,6 +199,7 @@ ANNEALED = [
     (partial(TokenChoice, 3, capacity=2.0), "capacity", FALLING),
     (partial(FenchelYoungTopKLoss, 2), "strength", FALLING),
     (partial(TopKCrossEntropyLoss, [1.0]), "softness", FALLING),
+    (partial(TopKMetricLoss, 3), "softness", FALLING),
 ]
 NAMES = [f"{make.func.__name__}-{name}" for make, name, _ in (getattr(case, "values", case) for case in ANNEALED)]
 

@@ -20,7 +20,7 @@ from .attention import topk_attention
 from .batch_topk import BatchTopK
 from .experts import ExpertChoice, TokenChoice
 from .jump_relu import JumpReLU
-from .loss_modules import FenchelYoungTopKLoss, TopKCrossEntropyLoss
+from .loss_modules import FenchelYoungTopKLoss, TopKCrossEntropyLoss, TopKMetricLoss
 from .sparsity import MagnitudeSparsity, NMSparsity
 from .topk import GatherTopK, Selection, TopK, TopKMask
 
@@ -42,6 +42,7 @@ __all__ = [
     "TopK",
     "TopKCrossEntropyLoss",
     "TopKMask",
+    "TopKMetricLoss",
     "topk_attention",
 ]
 

@@ -8,9 +8,10 @@ from torch.nn import Parameter
 
 from khot._module import Module
 from khot._validation import check_choice, check_function
-from khot.losses import fenchel_young_topk_loss, topk_cross_entropy
+from khot.losses import fenchel_young_topk_loss, topk_cross_entropy, topk_metric_loss
 from khot.losses.cross_entropy import as_weights
 from khot.losses.fenchel_young import check_settings
+from khot.losses.rank_metric import check_settings as check_metric
 from khot.losses.shared import REDUCTIONS, Relaxation
 from khot.relaxations import lapsum_topk
 from khot.relaxations.sparse import check_exponent
@@ -105,8 +106,56 @@ class TopKCrossEntropyLoss(Module):
         return topk_cross_entropy(x, target, self.p_k, self.relaxation, self._number("softness"), self.reduction)
 
     def extra_repr(self) -> str:
-        name = getattr(self.relaxation, "__name__", repr(self.relaxation))
-        return f"p_k={self.p_k}, relaxation={name}, softness={self.softness}, reduction={self.reduction!r}"
+        shown = f"p_k={self.p_k}, relaxation={_name(self.relaxation)}, softness={self.softness}"
+        return f"{shown}, reduction={self.reduction!r}"
+
+
+class TopKMetricLoss(Module):
+    """:func:`topk_metric_loss` as a module, called with ``(x, relevance)``; a ``Parameter`` as softness is learned.
+
+    It takes the other arguments of the function.
+
+    Attributes:
+        softness: Softness of the masks, a number, a tensor or a parameter. It may be assigned at any time.
+
+    Raises:
+        TypeError: If an argument has the wrong type; ``softness`` is checked when it is called.
+        ValueError: If an argument is out of range; ``softness`` is checked when it is called.
+
+    Example:
+        >>> TopKMetricLoss(2, metric="recall", softness=0.01)(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0, 1, 1]))
+        tensor(0.5000)
+    """
+
+    _numbers = ("softness",)
+
+    def __init__(
+        self,
+        k: int,
+        *,
+        metric: str | Tensor = "ndcg",
+        softness: float | Tensor = 1.0,
+        relaxation: Relaxation = lapsum_topk,
+        gain: str = "linear",
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__()
+        self.k = check_metric(k, metric, relaxation, gain, reduction)
+        self.metric, self.softness, self.relaxation = metric, softness, relaxation
+        self.gain, self.reduction = gain, reduction
+        self._start = _values_of_parameters(metric=metric, softness=softness)
+
+    def forward(self, x: Tensor, relevance: Tensor) -> Tensor:
+        softness = self._number("softness")
+        return topk_metric_loss(x, relevance, self.k, self.metric, softness, self.relaxation, self.gain, self.reduction)
+
+    def extra_repr(self) -> str:
+        shown = f"k={self.k}, metric={self.metric!r}, softness={self.softness}, relaxation={_name(self.relaxation)}"
+        return f"{shown}, gain={self.gain!r}, reduction={self.reduction!r}"
+
+
+def _name(relaxation: Relaxation) -> str:
+    return getattr(relaxation, "__name__", repr(relaxation))
 
 
 def _values_of_parameters(**settings: Any) -> dict[str, float | Tensor]:
