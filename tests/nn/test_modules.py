@@ -122,8 +122,12 @@ class TestBatchTopK:
         torch.testing.assert_close(loss, torch.tensor(6 + 0.5**2 + 0.7**2))
         (grad,) = torch.autograd.grad(loss, x)
         torch.testing.assert_close(grad, torch.tensor([[0, -1.0, 0, 0], [0, 0, -1.4, 0]]))
+        for k, share in ((None, 1.0), (2, 1.0), (4, 3 / 4)):
+            scaled = module.auxiliary_loss(x, error, k, scaled=True)
+            torch.testing.assert_close(scaled, share * module.auxiliary_loss(x, error, k))
         module(x.detach().flip(-1))
         assert module.idle.tolist() == [2, 6, 6, 0]  # rows
+        assert module.dead.tolist() == [False, True, True, False] and BatchTopK(1).dead is None
 
     def test_errors(self):
         with pytest.raises(ValueError, match="`n`, the number of units"):
@@ -161,6 +165,28 @@ class TestJumpReLU:
         module = JumpReLU(0.5, learn_threshold=True, bandwidth=0.01).double()
         (pseudo,) = torch.autograd.grad(module(x).mean(), module.threshold)
         assert pseudo.item() == pytest.approx(-0.5 / 4, rel=1e-3)
+
+    def test_a_penalty_on_the_count_trains_the_threshold(self):
+        """And the entries near it, if they are to be trained; a gradient of NaN or beside the threshold shows."""
+        values, near = [[0.2, 0.45, 0.55, 2.0], [-torch.inf, 0.5, torch.nan, torch.inf]], [[0, 1, 1, 0], [0, 1, 0, 0]]
+        x, near = torch.tensor(values, dtype=torch.bfloat16, requires_grad=True), torch.tensor(near)
+        for through_input in (False, True):
+            module = JumpReLU(torch.full((4,), 0.5), learn_threshold=True, bandwidth=0.2, through_input=through_input)
+            count = module.count(x)
+            assert count.dtype == torch.float32 and count.tolist() == [2, 2]  # of entries that the module does not zero
+            grads = torch.autograd.grad(count @ torch.tensor([1.0, 3.0]), (x, module.threshold), allow_unused=True)
+            expected = near * torch.tensor([[1.0], [3.0]]) / 0.2
+            torch.testing.assert_close(grads[1], -expected.sum(0))
+            assert through_input or grads[0] is None
+            if through_input:
+                torch.testing.assert_close(grads[0].float(), expected)
+                grad, pseudo = torch.autograd.grad(module(x[:1]).sum(), (x, module.threshold))
+                torch.testing.assert_close(grad[0].float(), (x[0] > 0.5).float() - pseudo, rtol=2**-8, atol=0)
+        fixed = JumpReLU(0.5, bandwidth=0.2, through_input=True)
+        (grad,) = torch.autograd.grad(fixed.count(x).sum(), x)
+        assert torch.equal(grad != 0, near > 0) and "through_input=True" in repr(fixed)
+        wide = torch.full((3000,), 1.0, dtype=torch.bfloat16)
+        assert fixed.count(wide) == torch.func.vmap(fixed.count)(wide.view(1, -1)) == 3000
 
     @pytest.mark.parametrize("default", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
     def test_a_number_is_rounded_only_to_the_dtype_of_the_threshold(self, default):

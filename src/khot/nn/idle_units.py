@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from khot._torch_internals import is_wrapped
-from khot._validation import check_function, check_scores, checked_count
+from khot._validation import check_flag, check_function, check_scores, checked_count
 from khot.relaxations import topk_mask
 
 from ._masking import Masking, keep
@@ -75,30 +75,42 @@ class CountsIdleUnits(Masking):
                 "in evaluation mode"
             )
 
-    def auxiliary_loss(self, x: Tensor, error: Callable[[Tensor], Tensor], k: int | None = None) -> Tensor:
+    @property
+    def dead(self) -> Tensor | None:
+        """Which of the ``n`` units no row has kept in ``dead_after`` training rows; None without ``n``."""
+        return None if self.idle is None else self.idle >= self.dead_after
+
+    def auxiliary_loss(
+        self, x: Tensor, error: Callable[[Tensor], Tensor], k: int | None = None, *, scaled: bool = False
+    ) -> Tensor:
         """The error of the dead units, when they alone have to explain what the other units have left over.
 
         This gives dead units a gradient (Gao et al. 2024, appendix A.2): in each row the k largest dead entries are
-        kept, and all others are 0. A unit is dead if no row kept it in ``dead_after`` training rows.
+        kept, and all others are 0. Units are dead if no row kept them in ``dead_after`` training rows; see ``dead``.
 
         Args:
             x: Scores ``(..., n)`` of the forward pass.
             error: Maps such activations, of the shape of ``x``, to a scalar, such as ``lambda z: (decoder(z) -
                 residual.detach()).square().mean()``.
             k: Number of dead units to keep per row; by default ``self.k``, rounded up.
+            scaled: Whether to multiply by min(d / k, 1) while d units are dead, so that few of them, which explain
+                little, do not weigh as much as many.
 
         Returns:
             ``error`` of these activations; 0 while no unit is dead.
         """
-        if self.idle is None:
+        dead = self.dead
+        if dead is None:
             raise ValueError(f"`n`, the number of units, must be given to {type(self).__name__} for an auxiliary loss")
         check_scores(x, -1)
         check_function("error", error, "activations")
         self._check_units(x)
-        dead = self.idle >= self.dead_after
+        check_flag("scaled", scaled)
         size = min(math.ceil(self.k), dead.shape[0]) if k is None else k
         mask = topk_mask(self._scores_of(x.detach()).masked_fill(~dead, -torch.inf), size) * dead
         loss = error(keep(x, mask))
+        if scaled:
+            loss = loss * (dead.sum() / max(size, 1)).clamp(max=1).to(loss.dtype)
         return torch.where(dead.any(), loss, torch.zeros_like(loss))
 
     def _shown_units(self) -> str:

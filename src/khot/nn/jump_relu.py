@@ -23,13 +23,15 @@ class JumpReLU(Module):
     estimates, from the entries near the threshold, how the mean of y changes. Entries and threshold are compared at
     least in float32, because the bandwidth is finer than the spacing of numbers in half precision. NaN stays NaN.
 
-    ``threshold`` may be assigned at any time: a number for all its entries, or a tensor of its shape.
+    ``threshold`` may be assigned at any time: a number for all its entries, or a tensor of its shape. It is trained by
+    a penalty on :meth:`count`, the number of entries that are kept.
 
     Args:
         threshold: A number, or a tensor that broadcasts with the input, such as one for each unit.
         learn_threshold: Whether the threshold is a parameter, of shape (1,) for a number; otherwise it is a buffer, at
             least in float32.
         bandwidth: Width of the interval whose entries contribute to the gradient of the threshold.
+        through_input: Whether x gets the negative of the pseudo-derivative in the threshold as well.
 
     Attributes:
         threshold: A parameter or a buffer. A number or a tensor of its shape may be assigned at any time.
@@ -49,9 +51,18 @@ class JumpReLU(Module):
 
     threshold: Tensor
 
-    def __init__(self, threshold: float | Tensor, *, learn_threshold: bool = False, bandwidth: float = 1e-3) -> None:
+    def __init__(
+        self,
+        threshold: float | Tensor,
+        *,
+        learn_threshold: bool = False,
+        bandwidth: float = 1e-3,
+        through_input: bool = False,
+    ) -> None:
         super().__init__()
         check_flag("learn_threshold", learn_threshold)
+        check_flag("through_input", through_input)
+        self.through_input = bool(through_input)
         dtype = torch.get_default_dtype()
         if not learn_threshold:  # a parameter has the default dtype, as in torch's modules
             dtype = torch.promote_types(dtype, torch.float32)
@@ -82,23 +93,53 @@ class JumpReLU(Module):
         return isinstance(value, Parameter) or is_pruned or value is stored.get("threshold")
 
     def forward(self, x: Tensor) -> Tensor:
+        wide, threshold = self._compared(x)
+        if not (threshold.requires_grad or self.through_input):
+            return torch.where(wide <= threshold, 0.0, x)  # in this order, which keeps NaN
+        y = torch.where(wide <= threshold, 0.0, wide)
+        return straight_through_value(y, threshold.detach() * self._distance(wide, threshold)).to(x.dtype)
+
+    def count(self, x: Tensor) -> Tensor:
+        r"""The number of entries that are kept, with a pseudo-derivative, so that a penalty trains the threshold.
+
+        .. math:: L_0 = \sum_i [x_i > \theta_i], \qquad \frac{\partial L_0}{\partial \theta_i} :=
+            -\frac{1}{\varepsilon}\, [|x_i - \theta_i| < \varepsilon / 2]
+
+        With ``through_input`` the derivative in x is the negative of this; otherwise it is 0. See [1], section 3.
+
+        Args:
+            x: Entries (..., n).
+
+        Returns:
+            Tensor (...), at least in float32, in which numbers of entries are exact.
+
+        Example:
+            >>> JumpReLU(0.5).count(torch.tensor([[0.3, 2.0, -1.0, 0.9], [0.1, 0.0, 0.7, 0.2]]))
+            tensor([2., 1.])
+        """
+        wide, threshold = self._compared(x)
+        kept = torch.where(wide <= threshold, 0.0, torch.ones_like(wide))
+        return straight_through_value(kept, self._distance(wide, threshold)).sum(-1)
+
+    def _compared(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The entries and the threshold, in a dtype in which they are compared."""
         check_strided("x", x)
         threshold = as_scalar(self.threshold)
         dtype = torch.promote_types(torch.promote_types(x.dtype, threshold.dtype), torch.float32)
-        wide, threshold = x.to(dtype), threshold.to(dtype)
-        if not threshold.requires_grad:
-            return torch.where(wide <= threshold, 0.0, x)  # in this order, which keeps NaN
-        fixed = threshold.detach()
-        slope = torch.where((wide.detach() - fixed).abs() < self.bandwidth / 2, -fixed / self.bandwidth, 0.0)
-        y = torch.where(wide <= threshold, 0.0, wide)
-        return straight_through_value(y, slope * (threshold - fixed)).to(x.dtype)
+        return x.to(dtype), threshold.to(dtype)
+
+    def _distance(self, wide: Tensor, threshold: Tensor) -> Tensor:
+        """(x - threshold) / bandwidth of entries near the threshold, which has the derivatives of a step; else 0."""
+        distance = (wide if self.through_input else wide.detach()) - threshold
+        return torch.where(distance.detach().abs() < self.bandwidth / 2, distance, 0.0) / self.bandwidth
 
     def extra_repr(self) -> str:
         shown = f"{tuple(self.threshold.shape)}"
         if self.threshold.dim() == 0:  # a tensor without data has no number to show
             shown = f"{self.threshold.item():.4g}" if can_look(self.threshold) else "?"
         learnt = isinstance(self.threshold, Parameter)
-        return f"threshold={shown}" + (f", learn_threshold=True, bandwidth={self.bandwidth:g}" if learnt else "")
+        shown = f"threshold={shown}" + (f", learn_threshold=True, bandwidth={self.bandwidth:g}" if learnt else "")
+        return f"{shown}, through_input=True" if self.through_input else shown
 
 
 def checked_threshold(value: Any, dtype: torch.dtype) -> Tensor:
