@@ -46,7 +46,7 @@ PHRASES = {
     "TokenChoice": "router, routing, mixture of experts, MoE, MoE router, top-k gating, Switch, load balancing loss",
     "KHotGate": "gate, learned mask, feature gate, pruning of inputs",
     "GatherTopK": "token selection, patch selection, token pruning",
-    "JumpReLU": "sparse autoencoder, SAE, threshold activation",
+    "JumpReLU": "sparse autoencoder, SAE, threshold activation, L0 penalty",
     "MagnitudeSparsity": "pruning, magnitude pruning, unstructured sparsity",
     "Anneal": "annealing, schedule, temperature schedule",
     "NMSparsity": "2:4 sparsity, structured pruning, semi-structured",
@@ -55,6 +55,7 @@ PHRASES = {
     "AutoKHot": "autoguide, variational inference, automatic guide",
     "knn_loss": "k nearest neighbours, kNN",
     "TopKCrossEntropyLoss": "top-k classification loss",
+    "topk_metric_loss": "NDCG, recall at k, precision at k, MRR, learning to rank, recommender, ranking loss",
     "PlackettLuce": "ranking distribution, ordered sampling without replacement",
     "topk_attention": "sparse attention, top-k attention",
 }

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import check_choice, check_flag, check_scores, check_softness, check_strided
+from khot._validation import check_choice, check_flag, check_scores, check_softness
 from khot.kernels.exact.rows import compute_dtype
 from khot.kernels.operators.autograd import with_forward_mode
 from khot.relaxations import (
@@ -18,7 +18,7 @@ from khot.relaxations import (
     sparse_topk_signed,
 )
 
-from .shared import REDUCTIONS, describe
+from .shared import REDUCTIONS, check_like_scores
 
 # The error that the sum of a target may always have, as in constraints.capped_simplex. The sum of a mask has a larger
 # error the farther the scores are from the threshold.
@@ -129,7 +129,7 @@ def fenchel_young_topk_loss(
     check_settings(kind, reduction, unbounded)
     check_scores(x, -1)
     check_softness("strength", strength, x, x.shape[:-1], advice="")
-    _check_shape_of_target(target, x)
+    check_like_scores("target", target, x)
     k = k.detach() if isinstance(k, Tensor) else k  # a constant, or the parts below would have some of its derivative
     scores = x.to(compute_dtype(x))
     y = _SPARSE_MAPS[kind](scores, k, strength, p)
@@ -176,14 +176,6 @@ def _mask_losses(
 
 
 _LOSSES = {"mask": _mask_losses, "signed": _signed_losses, "magnitude": _magnitude_losses}
-
-
-def _check_shape_of_target(target: Any, x: Tensor) -> None:
-    check_strided("target", target)
-    if not isinstance(target, Tensor) or target.shape != x.shape:
-        raise ValueError(f"`target` must be a tensor of the shape {tuple(x.shape)} of `x`, but is {describe(target)}")
-    if target.is_complex():
-        raise TypeError(f"`target` must be real, but is {describe(target)}")
 
 
 def _check_target(target: Tensor, x: Tensor, y: Tensor, k: float | Tensor, domain: str, dtype: torch.dtype) -> None:

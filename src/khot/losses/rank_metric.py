@@ -16,15 +16,12 @@ from khot._validation import (
     check_positive_contents,
     check_scores,
     check_softness,
-    check_strided,
     checked_count,
 )
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import lapsum_topk
 
-from .shared import REDUCTIONS, Relaxation, describe
-
-METRICS, GAINS = ("ndcg", "recall", "precision", "mrr"), ("linear", "exp2")
+from .shared import REDUCTIONS, Relaxation, check_like_scores, describe
 
 
 def topk_metric_loss(
@@ -40,42 +37,40 @@ def topk_metric_loss(
     r"""One minus a rank metric at k, in which relaxed masks take the place of "among the j largest scores".
 
     An item of gain g at rank r adds :math:`d_r g` to a metric with discounts :math:`d_1 \ge \dots \ge d_k \ge 0` and
-    :math:`d_{k+1} = 0`, so the metric is a weighted sum of what the best j items have gained [1]:
+    :math:`d_{k+1} = 0`, so that the metric is a weighted sum of what the best j items have gained [1]:
 
     .. math:: L = 1 - \frac{1}{Z} \sum_{j=1}^k (d_j - d_{j+1}) \langle g, y^{(j)} \rangle, \qquad
         y^{(j)} = \mathrm{relaxation}(x, j, \mathrm{softness})
 
-    ============== ========================== ======================================== =============================
-    ``metric``     :math:`d_j`                :math:`g`                                :math:`Z`
-    ============== ========================== ======================================== =============================
-    "ndcg" [2]     :math:`1 / \log_2(1 + j)`  gain of the relevance                    largest possible sum
-    a tensor (k,)  its entries                gain of the relevance                    largest possible sum
-    "recall"       1                          1 if relevant                            number of relevant items
-    "precision"    1                          1 if relevant                            k
-    "mrr"          :math:`1 / j`              1 for the relevant item of highest score 1
-    ============== ========================== ======================================== =============================
+    ============== ======================== ======================================== =======================
+    ``metric``     :math:`d_j`              :math:`g`                                :math:`Z`
+    ============== ======================== ======================================== =======================
+    "ndcg"         :math:`1 / \log_2(1+j)`  gain of the relevance                    largest possible sum
+    a tensor (k,)  its entries              gain of the relevance                    largest possible sum
+    "recall"       1                        1 if relevant                            number of relevant items
+    "precision"    1                        1 if relevant                            k
+    "mrr"          :math:`1 / j`            1 for the relevant item of highest score 1
+    ============== ======================== ======================================== =======================
 
-    An item is relevant if its relevance is positive. As the softness falls to 0, L becomes one minus the metric, where
-    equal scores count as the mean over their orders, as in scikit-learn's ``ndcg_score``. It always lies in [0, 1]. The
-    reciprocal rank is that of the first relevant item only, so the others get a gradient only as its competitors; if
-    several relevant items share the highest score among them, one of them counts, with the mean over its orders.
+    Items are relevant if their relevance is positive. L lies in [0, 1]. As the softness falls to 0 it tends to one
+    minus the metric, where equal scores count as the mean over their orders, as in scikit-learn's ``ndcg_score``. The
+    reciprocal rank is that of the first relevant item alone (if several share its score, of one of them), so that other
+    relevant items get a gradient only as its competitors.
 
-    Items with a score of ``-inf`` are padding: they are not ranked, and their relevance is ignored. A row may have
-    fewer than k items; its precision is then still a share of k. Rows without a relevant item have a loss of 0 and do
-    not count in the mean, while scikit-learn counts their metric as 0. Only sizes j at which the discount changes need
-    a mask (one for recall), all in one call of the relaxation, which takes O(k n) memory for a row.
-
-    Differentiable in ``x``, ``softness`` and discounts; the relevance is treated as a constant.
+    Scores of ``-inf`` are padding, whose relevance is ignored. A row may have fewer than k items; its precision is
+    still a share of k. Rows without a relevant item have the loss 0 and do not count in the mean; scikit-learn counts
+    their metric as 0. Sizes j at which the discount does not fall need no mask (recall needs one), and the others are
+    one call of the relaxation, of O(k n) memory per row. Differentiable in ``x``, ``softness`` and discounts, but not
+    in the relevance.
 
     Args:
         x: Scores (..., n) of the items.
-        relevance: Relevance of the items, of the shape of ``x``: nonnegative numbers of any real dtype, or bools.
+        relevance: Relevance (..., n) of the items: nonnegative numbers of any real dtype, or bools.
         k: Number of ranks that count, at least 1. It may exceed n.
-        metric: "ndcg", "recall", "precision", "mrr", or discounts: a tensor (k,) of nonnegative numbers that do not
-            increase.
+        metric: A name in the table, or discounts (k,) of a floating-point dtype that do not increase.
         softness: Positive softness, the third argument of the relaxation.
         relaxation: A relaxed top-k mask, called as ``relaxation(x, k, softness)`` with a tensor k.
-        gain: For "ndcg" and discounts, "linear" for the relevance itself, "exp2" for :math:`2^{relevance} - 1`.
+        gain: "linear" for the relevance itself, "exp2" for :math:`2^{relevance} - 1`; for "ndcg" and discounts.
         reduction: "mean" or "sum" over the batch, or "none".
 
     Returns:
@@ -87,22 +82,18 @@ def topk_metric_loss(
         TypeError: If an argument has the wrong type or dtype.
 
     References:
-        [1] Wang et al. (2018), "The LambdaLoss Framework for Ranking Metric Optimization", CIKM, for metrics as sums
-            of discounted gains.
-        [2] Järvelin, Kekäläinen (2002), "Cumulated gain-based evaluation of IR techniques", ACM TOIS 20(4).
+        [1] Järvelin, Kekäläinen (2002), "Cumulated gain-based evaluation of IR techniques", ACM TOIS 20(4).
 
     Example:
         >>> x, relevance = torch.tensor([3.0, 1.0, 2.0, 0.0]), torch.tensor([0, 1, 1, 0])
         >>> topk_metric_loss(x, relevance, 2, "recall", softness=0.01)
         tensor(0.5000)
-        >>> topk_metric_loss(x, relevance, 2, "mrr", softness=0.01)
-        tensor(0.5000)
         >>> topk_metric_loss(x, relevance, 2, "ndcg", softness=0.01)
         tensor(0.6131)
     """
-    check_choice("reduction", reduction, REDUCTIONS)
-    of_parts = "sum" if reduction == "mean" else reduction
-    losses = _losses(x, relevance, k, metric, softness, relaxation, gain, of_parts)
+    k = check_settings(k, metric, relaxation, gain, reduction)
+    summed = "sum" if reduction == "mean" else reduction
+    losses = _losses(x, relevance, metric, softness, (k, relaxation, gain), summed)
     if reduction == "mean":
         losses = losses / _has_relevance(x, relevance, "sum").clamp(min=1)
     return losses.to(x.dtype)
@@ -110,24 +101,16 @@ def topk_metric_loss(
 
 @of_rows(rows=("x", "relevance"), batch_first=True)
 def _has_relevance(x: Tensor, relevance: Tensor, reduction: str) -> Tensor:
-    """1 for rows that have a relevant item and 0 for others, at least in float32."""
-    has_relevance = ((relevance > 0) & (x > -torch.inf)).any(-1)
-    return REDUCTIONS[reduction](has_relevance.to(compute_dtype(x)))
+    """1 for rows with a relevant item and 0 for others."""
+    return REDUCTIONS[reduction](((relevance > 0) & (x > -torch.inf)).any(-1).to(compute_dtype(x)))
 
 
 @of_rows(rows=("x", "relevance"), batch_first=True)
 def _losses(
-    x: Tensor,
-    relevance: Tensor,
-    k: int,
-    metric: str | Tensor,
-    softness: float | Tensor,
-    relaxation: Relaxation,
-    gain: str,
-    reduction: str,
+    x: Tensor, relevance: Tensor, metric: str | Tensor, softness: float | Tensor, settings: Any, reduction: str
 ) -> Tensor:
     """The losses, at least in float32, because a sum of many would overflow in half precision."""
-    k = check_settings(k, metric, relaxation, gain, reduction)
+    k, relaxation, gain = settings
     check_scores(x, -1)
     check_softness("softness", softness, x, x.shape[:-1], advice="")  # the relaxation has another name for it
     check_positive_contents("softness", softness)
@@ -141,7 +124,7 @@ def _losses(
         most = {"mrr": 1, "precision": k}.get(metric, gains.sum(-1))
     else:
         gains = _relative_gains(relevance, gain)
-        most = gains.sort(-1, descending=True).values.cumsum(-1)[..., sizes - 1] @ weights
+        most = gains.topk(min(k, x.shape[-1])).values.cumsum(-1)[..., sizes - 1] @ weights
     sizes = torch.minimum(sizes.view(column), is_item.sum(-1))
     masks = relaxation(scores.expand(len(sizes), *scores.shape), sizes, softness)
     total = (weights.view(column) * (masks * gains).sum(-1)).sum(0)
@@ -185,10 +168,10 @@ def check_settings(k: Any, metric: Any, relaxation: Any, gain: Any, reduction: A
     """Checks the arguments that describe the metric, and returns k as a Python int."""
     size = checked_count("k", k)
     check_function("relaxation", relaxation, "(x, k, softness)")
-    check_choice("gain", gain, GAINS)
+    check_choice("gain", gain, ("linear", "exp2"))
     check_choice("reduction", reduction, REDUCTIONS)
     if not isinstance(metric, Tensor):
-        check_choice("metric", metric, METRICS)
+        check_choice("metric", metric, ("ndcg", "recall", "precision", "mrr"))
         return size
     check_floating("metric", metric)
     if metric.shape != (size,):
@@ -201,13 +184,7 @@ def check_settings(k: Any, metric: Any, relaxation: Any, gain: Any, reduction: A
 
 
 def _check_relevance(relevance: Any, x: Tensor) -> None:
-    check_strided("relevance", relevance)
-    if not isinstance(relevance, Tensor) or relevance.shape != x.shape:
-        raise ValueError(
-            f"`relevance` must be a tensor of the shape {tuple(x.shape)} of `x`, but is {describe(relevance)}"
-        )
-    if relevance.is_complex():
-        raise TypeError(f"`relevance` must be real, but is {describe(relevance)}")
+    check_like_scores("relevance", relevance, x)
     if x.shape[-1] == 0:
         raise ValueError(f"`x` must have at least one item to rank, but got shape {tuple(x.shape)}")
     if looks_at_contents(relevance, x):

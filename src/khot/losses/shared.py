@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._validation import check_strided
+
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda v: v, "mean": torch.mean, "sum": torch.sum}
 
@@ -15,3 +17,12 @@ def describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"one of shape {tuple(value.shape)}, {value.dtype}"
     return f"a {type(value).__name__}"
+
+
+def check_like_scores(name: str, value: Any, x: Tensor) -> None:
+    """Checks for a real tensor of the shape of the scores."""
+    check_strided(name, value)
+    if not isinstance(value, Tensor) or value.shape != x.shape:
+        raise ValueError(f"`{name}` must be a tensor of the shape {tuple(x.shape)} of `x`, but is {describe(value)}")
+    if value.is_complex():
+        raise TypeError(f"`{name}` must be real, but is {describe(value)}")

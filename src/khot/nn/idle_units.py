@@ -93,8 +93,7 @@ class CountsIdleUnits(Masking):
             error: Maps such activations, of the shape of ``x``, to a scalar, such as ``lambda z: (decoder(z) -
                 residual.detach()).square().mean()``.
             k: Number of dead units to keep per row; by default ``self.k``, rounded up.
-            scaled: Whether to multiply by min(d / k, 1) while d units are dead, so that few of them, which explain
-                little, do not weigh as much as many.
+            scaled: Whether to multiply by min(d / k, 1) while d units are dead, since few of them explain little.
 
         Returns:
             ``error`` of these activations; 0 while no unit is dead.

@@ -115,9 +115,6 @@ class TopKMetricLoss(Module):
 
     It takes the other arguments of the function.
 
-    Attributes:
-        softness: Softness of the masks, a number, a tensor or a parameter. It may be assigned at any time.
-
     Raises:
         TypeError: If an argument has the wrong type; ``softness`` is checked when it is called.
         ValueError: If an argument is out of range; ``softness`` is checked when it is called.
@@ -146,8 +143,8 @@ class TopKMetricLoss(Module):
         self._start = _values_of_parameters(metric=metric, softness=softness)
 
     def forward(self, x: Tensor, relevance: Tensor) -> Tensor:
-        softness = self._number("softness")
-        return topk_metric_loss(x, relevance, self.k, self.metric, softness, self.relaxation, self.gain, self.reduction)
+        of_module = self.relaxation, self.gain, self.reduction
+        return topk_metric_loss(x, relevance, self.k, self.metric, self._number("softness"), *of_module)
 
     def extra_repr(self) -> str:
         shown = f"k={self.k}, metric={self.metric!r}, softness={self.softness}, relaxation={_name(self.relaxation)}"
