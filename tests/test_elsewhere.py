@@ -1,4 +1,4 @@
-"""What docs/coming_from.md says khot does on inputs where other libraries do something else, without these libraries."""
+"""What khot does where docs/coming_from.md says that other libraries do something else; these need not be installed."""
 
 import math
 from itertools import combinations

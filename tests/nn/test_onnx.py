@@ -8,7 +8,17 @@ from functools import partial
 import pytest
 import torch
 
-from khot import capped_simplex_map, log_sigmoid_topk, sparse_topk, sparse_topk_magnitude
+from khot import (
+    Brewer,
+    ConditionalPoisson,
+    GumbelTopK,
+    PlackettLuce,
+    Systematic,
+    capped_simplex_map,
+    log_sigmoid_topk,
+    sparse_topk,
+    sparse_topk_magnitude,
+)
 from khot.kernels.threshold.kinds import LOG_MASK, MASK
 from khot.kernels.threshold.portable import LONGEST_REACH, portable_mask
 from khot.nn import BatchTopK, ExpertChoice, KHotGate, NMSparsity, TopK, TopKMask
@@ -71,6 +81,41 @@ def test_onnx_runtime(name):
     session = onnxruntime.InferenceSession(file.getvalue())
     (y,) = session.run(None, {session.get_inputs()[0].name: X.numpy()})
     torch.testing.assert_close(torch.tensor(y), module(X).detach(), rtol=1e-5, atol=1e-6)
+
+
+class Draw(torch.nn.Module):
+    def __init__(self, design):
+        super().__init__()
+        self.design = design
+        self.eval()
+
+    def forward(self, parameter):
+        return self.design(parameter).sample()
+
+
+@pytest.mark.skipif(not HAS_ONNX, reason="needs onnx, onnxscript and onnxruntime, which khot does not")
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:overflow:RuntimeWarning")
+def test_draws_in_onnx_runtime():
+    """Those designs that can be exported draw without replacement and with their probabilities; others are refused."""
+    import onnxruntime
+
+    probs = torch.tensor([0.15, 0.3, 0.45, 0.6, 0.7, 0.8]).expand(20_000, 6).contiguous()
+    exact = {Brewer: probs[0], Systematic: probs[0], PlackettLuce: GumbelTopK(logits=probs[0].log(), k=3).mean}
+    for design, mean in exact.items():
+        module, x, file = Draw(design), probs, io.BytesIO()
+        if design is PlackettLuce:
+            module, x = Draw(lambda logits: PlackettLuce(logits=logits, k=3)), probs.log()
+        torch.onnx.export(module, (x,), dynamo=True, verbose=False).save(file)
+        session = onnxruntime.InferenceSession(file.getvalue())
+        y = torch.tensor(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+        chosen = torch.nn.functional.one_hot(y, 6).sum(1) if design is PlackettLuce else y
+        assert chosen.max() == 1
+        assert (chosen.sum(-1) == 3).all()
+        assert ((chosen.double().mean(0) - mean).abs() < 5.5 * (mean * (1 - mean) / 20_000).sqrt()).all()
+    for design in (GumbelTopK, ConditionalPoisson):
+        with pytest.raises(torch.onnx.errors.OnnxExporterError):
+            torch.onnx.export(Draw(lambda x, of=design: of(logits=x, k=3)), (probs,), dynamo=True, verbose=False)
 
 
 @pytest.mark.parametrize("case", LIGHT_TAILS, ids=lambda case: case.name)
