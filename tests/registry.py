@@ -56,6 +56,7 @@ from khot.distributions import (
     Systematic,
     horvitz_thompson,
 )
+from khot.distributions.design import defined_by, relaxes_logits
 from khot.estimators import (
     IMLE,
     AdaptiveStep,
@@ -118,12 +119,12 @@ class DesignCase:
     @property
     def takes_relaxation(self) -> bool:
         """Whether ``logits`` go through a relaxation, rather than being natural parameters."""
-        return self._example.relaxes_logits
+        return relaxes_logits(self._example)
 
     @property
     def has_log_prob(self) -> bool:
         """Whether the class defines it for these settings, rather than to raise NotImplementedError."""
-        return self._defines("_log_prob")
+        return self._defines("log_prob")
 
     @property
     def has_entropy(self) -> bool:
@@ -152,7 +153,7 @@ class DesignCase:
         design = self._example.wrapped if isinstance(self._example, PhantomUnit) else self._example
         settings = [f"{name}={getattr(design, name)!r}" for name in design._settings]
         is_complete = not design._complete_with or design._complete_with in settings
-        return is_complete and getattr(type(design), method) is not getattr(SamplingDesign, method)
+        return is_complete and method in defined_by(type(design))
 
     @functools.cached_property
     def _example(self) -> SamplingDesign:

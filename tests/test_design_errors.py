@@ -58,7 +58,7 @@ def test_an_unknown_argument_names_the_class_that_was_called(public):
 @pytest.mark.parametrize("case", [*DESIGNS, PHANTOM], ids=lambda case: case.name)
 def test_a_value_that_is_no_tensor(case, value):
     design = case.make(logits=torch.zeros(4), k=2)
-    for law in (design, design.unchecked, StraightThrough(design, log_prob="none", validate_args=False)):
+    for law in (design, design._unchecked(), StraightThrough(design, log_prob="none", validate_args=False)):
         with pytest.raises(TypeError, match=r"`value` must be a torch.Tensor, but got \w+: pass torch.as_tensor"):
             law.log_prob(value)
 

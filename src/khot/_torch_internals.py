@@ -45,6 +45,7 @@ __all__ = [
     "overrides_torch_functions",
     "runs_unwatched",
     "traced_transforms",
+    "transform_level",
     "validates",
     "version_of",
     "writes_onnx",
@@ -146,6 +147,12 @@ def may_differentiate(tensor: Tensor) -> bool:
 def is_transformed() -> bool:
     """Whether this runs inside a transform of torch.func, in which a new tensor may be one of many, too."""
     return functorch.peek_interpreter_stack() is not None
+
+
+def transform_level() -> int | None:
+    """How many transforms of torch.func this runs in; None outside of them."""
+    level: int | None = functorch.maybe_current_level()
+    return level
 
 
 def leave_graph_if_differentiated() -> None:

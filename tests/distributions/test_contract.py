@@ -357,21 +357,21 @@ def test_contract(case: DesignCase, check):
 class OtherSampler(Systematic):
     """Claims the law of the given order, and draws in random order: right size, right mean, wrong pairs."""
 
-    def sample(self, sample_shape=()):
-        return Systematic(probs=self.probs, order="random").sample(sample_shape)
+    def _sample(self, shape, generator):
+        return Systematic(probs=self.probs, order="random").sample(shape, generator=generator)
 
 
 class OtherMean(Systematic):
     """Reports as mean what the relaxation of another temperature would give."""
 
     @property
-    def mean(self):
+    def _mean(self):
         return sigmoid_topk(self.probs.logit(), self.k, 1.001)
 
 
 class UnnormalisedLogProb(Systematic):
-    def log_prob(self, value):
-        return super().log_prob(value) + 1e-6
+    def _log_prob(self, value):
+        return super()._log_prob(value) + 1e-6
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from khot import (
     Systematic,
     sigmoid_topk,
 )
+from khot.distributions.sizes import size_of
 from tests.inputs import normal
 from tests.registry import DESIGNS
 
@@ -254,7 +255,7 @@ def make_wide(law):
         return OneHotCategorical(logits=law.logits.double())
     if isinstance(law, PhantomUnit):
         return PhantomUnit(ConditionalPoisson, logits=law.logits.double())
-    return type(law)(logits=law.logits.double(), k=law.size)
+    return type(law)(logits=law.logits.double(), k=size_of(law))
 
 
 def test_one_hot_probabilities_that_underflow():

@@ -160,7 +160,7 @@ def test_few_draws():
 
 
 def check_draws(design, value):
-    base = design.n ** torch.arange(design.event_shape[0])
+    base = design.logits.shape[-1] ** torch.arange(design.event_shape[0])
     support = design.enumerate_support()
     cells, order = (support @ base).sort()
     counts = torch.bincount(torch.searchsorted(cells, value @ base), minlength=len(cells)).double().numpy()

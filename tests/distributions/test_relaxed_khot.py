@@ -432,7 +432,7 @@ def test_from_scores_is_the_draw_of_given_noise(cls):
     torch.manual_seed(1)
     drawn = relaxed.rsample((4,))
     torch.manual_seed(1)
-    assert torch.equal(relaxed.from_scores(relaxed._scores((4,), None)), drawn)
+    assert torch.equal(relaxed.from_scores(relaxed._scores(torch.Size((4,)), None)), drawn)
     assert relaxed.from_scores(LOGITS.expand(2, 7, 3, 5)).shape == (2, 7, 3, 5)
 
 

@@ -27,7 +27,7 @@ class Unknown(Pivotal):
     """A law without known inclusion probabilities."""
 
     @property
-    def mean(self):
+    def _mean(self):
         raise NotImplementedError
 
 

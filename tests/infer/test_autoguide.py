@@ -24,6 +24,7 @@ from khot import (
     StraightThrough,
     Systematic,
 )
+from khot.distributions.sizes import size_of
 from tests.inputs import normal
 
 pytestmark = pytest.mark.usefixtures("fresh_pyro")
@@ -86,8 +87,8 @@ def logits_of(guide):
 def exact_gradient(guide, gain):
     """Of minus the ELBO, by a sum over all k-hot vectors."""
     logits = guide.designs()["x"].logits.requires_grad_()
-    design = ConditionalPoisson(logits=logits, k=guide.designs()["x"].size)
-    prior = ConditionalPoisson(logits=normal(5), k=design.size)
+    design = ConditionalPoisson(logits=logits, k=size_of(guide.designs()["x"]))
+    prior = ConditionalPoisson(logits=normal(5), k=size_of(design))
     support = design.enumerate_support()
     log_q = design.log_prob(support)
     loss = (log_q.exp() * (log_q - prior.log_prob(support) - gain(support))).sum()
@@ -230,7 +231,7 @@ def test_a_prior_over_the_size_starts_at_its_expected_size():
     prior = ConditionalPoisson(logits=normal(6) + 5, k=(0, 3, log_prior))
     guide = started(lambda: pyro.sample("x", prior), init_scale=0)
     design = guide.designs()["x"]
-    assert design.size == (0, 3) and design.log_prior is None
+    assert size_of(design) == (0, 3) and design.log_prior is None
     assert (design.mean.sum() - prior.mean.sum()).abs() < 0.6
     assert torch.equal(design.mean.argsort(), prior.mean.argsort())
 

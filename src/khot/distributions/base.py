@@ -1,9 +1,7 @@
-"""The shared part of designs, relaxed laws and the estimators that wrap designs: their checks and their draws."""
+"""The base of designs, relaxed laws and the estimators that wrap designs: the members that users call, and checks."""
 
-import functools
-from collections.abc import Callable
 from inspect import signature
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from pyro.distributions import MaskedDistribution, TorchDistribution
@@ -16,96 +14,246 @@ from typing_extensions import Self
 
 from khot._contents import can_look, has_contents
 from khot._shapes import broadcast_shapes
-from khot._torch_internals import may_record, validates
-from khot._validation import check_value, checked_expansion, checked_shape, name_init
-from khot.laws.kept import Snapshot
+from khot._torch_internals import all_true, is_traced_by_mode, transform_level, validates
+from khot._validation import check_generator, check_value, checked_expansion, checked_shape, name_init
+from khot.laws.once import Once
 
-from .entry import entry, unwatched, with_function
+from .entry import count_of_writes, entry
 
 Law = TypeVar("Law", bound="KHotDistribution")
 R = TypeVar("R")
 
-RESULTS = (  # members that are computed from the parameter; see :meth:`KHotDistribution.in_float32`
-    "probs",
-    "logits",
-    "log_odds",
-    "size_probs",
-    "mean",
-    "variance",
-    "pairwise_inclusion",
-    "covariance_matrix",
-    "mode",
-    "sample",
-    "sample_indices",
-    "log_prob",
-    "entropy",
-)
-ENTRIES = (  # members that users call
-    *RESULTS,
-    "__init__",
-    "expand",
-    "rsample",
-    "enumerate_support",
-    "to_khot",
-    "from_scores",
-    "attach_gradient",
-)
+
+class lazy(lazy_property):  # type: ignore[type-arg]
+    """A value that is computed from the parameters at the first need, for all later calls, with its graph.
+
+    A value made inside a transform or tracer that the law itself was not made in belongs to it, and is not remembered.
+    """
+
+    def __get__(self, instance: Any, obj_type: Any = None) -> Any:
+        if instance is None:
+            return super().__get__(None, obj_type)
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False), torch.set_grad_enabled(not instance.parameter.is_inference()):
+                value = self.wrapped(instance)
+        else:
+            with torch.enable_grad():
+                value = self.wrapped(instance)
+        if instance._level == transform_level() and not is_traced_by_mode():
+            vars(instance)[self.wrapped.__name__] = value
+        return value
 
 
 class KHotDistribution(TorchDistribution):
-    """A distribution over vectors of n units, whose shapes and values are checked in one place.
+    """A distribution over vectors of n units, whose members, shapes and values are checked in one place.
+
+    A subclass defines its law in members with an underscore: ``_log_prob``, ``_sample`` or ``_rsample``, ``_mean`` and
+    so on, and as ``lazy`` properties what several of these share. They compute in ``_wide``, the parameter in at least
+    float32. The members that users call check their arguments and convert results to ``dtype``: in a half type, rounded
+    probabilities do not sum to k, rounded noise has ties, and rounded moments cancel.
+
+    A law is immutable. It counts the writes to its tensors, and all of its members raise a RuntimeError after one.
 
     With validation on, contents are checked if there are any, which is not so for meta tensors and fake tensors.
 
-    A law of a half type computes in float32 and rounds its results. Rounded probabilities do not sum to k, rounded
-    noise has ties, and rounded moments cancel. So a subclass defines ``RESULTS`` and lazy properties only for tensors
-    in float32 or float64. Lazy properties are computed again when the parameters have changed.
-
     Attributes:
+        parameter: The tensor that the law was made from.
+        parameter_name: The name of this argument.
+        dtype: The dtype of draws and of results.
         provenance: What Pyro's provenance tensors among the parameters depend on.
     """
 
-    parameter_name = "logits"
-    _lazy: ClassVar[frozenset[str]] = frozenset()  # the members that are computed from the parameter on demand
-    _derived: tuple[Snapshot, dict[str, Any]] | None = None  # see `derived`
-    _shared_k: int | None = None  # the size, if it is known to be the same in all rows
-    _log_prob: Any  # log-probability of values in the support
+    parameter: Tensor
+    parameter_name: str
+    dtype: torch.dtype
     provenance: frozenset[Any] = frozenset()
+    _wide: Tensor
+    _shared_k: int | None = None  # the size, if it is known to be the same in all rows
+    _counted: tuple[Tensor, ...] = ()  # the tensors whose writes torch counts
+    _writes = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        name_init(cls)
-        for name, member in list(vars(cls).items()):
-            if isinstance(member, lazy_property):
-                member = _Derived(member.wrapped)
-            elif name in RESULTS:
-                member = with_function(member, _rounded)
-            if name in ENTRIES:
-                member = with_function(member, entry)
-            if member is not vars(cls)[name]:
-                setattr(cls, name, member)
-        members = [item for base in cls.__mro__ for item in vars(base).items()]
-        cls._lazy = frozenset(name for name, member in members if isinstance(member, lazy_property))
+        if "__init__" not in vars(cls):
+            name_init(cls)
+            cls.__init__ = entry(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
     ) -> None:
-        self._batch_shape, self._event_shape = batch_shape, event_shape  # torch's __init__ checks come below
+        self._batch_shape, self._event_shape = batch_shape, event_shape  # torch's __init__ has slower checks
         if validate_args is not None:
             self._validate_args = validate_args
+        self._begin()
         if self._validate_args:
-            self._validate_parameters(validate_args)
+            self._validate_parameters()
 
-    def _validate_parameters(self, validate_args: bool | None) -> None:
-        tensors = self._tensors()
-        looks = can_look(*tensors)
+    def _begin(self) -> None:
+        """Prepares a law whose parameters are set."""
+        own = self.__dict__
+        self._kept, self._level = Once(), transform_level()
+        tensors = [x for name, x in own.items() if isinstance(x, Tensor) and not self._is_given_as_int(name)]
+        self._tensors, self._counted = tensors, tuple([x for x in tensors if not x.is_inference()])
+        self._writes = count_of_writes(self._counted)
+        if "parameter" in own:
+            self._wide = self.parameter if not is_half(self.parameter.dtype) else self._widened()
+            own[f"_{self.parameter_name}"] = self._wide
+
+    def _is_given_as_int(self, name: str) -> bool:
+        return self._shared_k is not None and name in ("k", "largest_k")
+
+    def _widened(self) -> Tensor:
+        """The parameter in float32."""
+        return self.parameter.float()
+
+    # What users call.
+
+    @entry
+    def sample(self, sample_shape: SizeLike = Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draws without gradient, ``sample_shape + batch_shape + event_shape``.
+
+        Args:
+            sample_shape: Shape of the independent draws.
+            generator: Source of randomness on the device of the parameters; by default torch's own. Inside a vmap its
+                numbers follow ``randomness``, as those of the default one do.
+        """
+        shape = self._checked_draw(sample_shape, generator)
+        with torch.no_grad():
+            return self._rounded(self._sample(shape, generator))
+
+    @entry
+    def rsample(self, sample_shape: SizeLike = Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draws with a gradient; the arguments are those of ``sample``."""
+        return self._rounded(self._rsample(self._checked_draw(sample_shape, generator), generator))
+
+    @entry
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of values ``(*sample_shape, *batch_shape, *event_shape)``."""
+        return self._rounded(self._score(value))
+
+    @property
+    @entry
+    def mean(self) -> Tensor:
+        return self._rounded(self._mean)
+
+    @property
+    @entry
+    def variance(self) -> Tensor:
+        return self._rounded(self._variance)
+
+    @property
+    @entry
+    def mode(self) -> Tensor:
+        """The most probable value."""
+        return self._rounded(self._mode())
+
+    @entry
+    def entropy(self) -> Tensor:
+        """Entropy in nats, of the batch shape."""
+        return self._rounded(self._entropy())
+
+    @entry
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """All values of the support, along a new first dimension."""
+        return self._enumerated_support(expand)
+
+    @entry
+    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
+        new = object.__new__(type(self)) if _instance is None else _instance
+        batch_shape, batch_dim = checked_expansion(batch_shape, self.parameter, self.batch_shape), len(self.batch_shape)
+        laws: dict[int, Any] = {}  # a design that is also the scorer stays one, so that they share a graph
+
+        def expanded(value: Any) -> Any:
+            if id(value) not in laws:
+                is_law = isinstance(value, KHotDistribution)
+                laws[id(value)] = value.expand(batch_shape + (() if is_law else value.shape[batch_dim:]))
+            return laws[id(value)]
+
+        kinds, given = (Tensor, KHotDistribution), self.__getstate__()
+        wider = {name: expanded(value) for name, value in vars(self).items() if isinstance(value, kinds)}
+        new.__setstate__(given | {name: value for name, value in wider.items() if name in given})
+        new.__dict__.update(wider, _batch_shape=batch_shape)
+        if batch_shape == self.batch_shape:
+            new._kept = self._kept
+        return cast(Self, new)
+
+    def _checked_draw(self, sample_shape: Any, generator: Any) -> Size:
+        check_generator(generator, self.parameter.device)
+        return checked_shape("sample_shape", sample_shape)
+
+    def _rounded(self, result: Tensor) -> Tensor:
+        """A result in the dtype of the law, converted by way of float32, in which users without half types get it."""
+        return result if result.dtype == self.dtype else result.to(self._wide.dtype).to(self.dtype)
+
+    # What a subclass defines, without checks and in any dtype.
+
+    def _rsample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} has no rsample")
+
+    def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        return self._rsample(shape, generator)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        """The log-probability of values in the support."""
+        raise NotImplementedError(f"{type(self).__name__} has no log_prob")
+
+    def _value(self, like: Tensor) -> Tensor:
+        """A value in the support, which is scored in place of those outside."""
+        raise NotImplementedError
+
+    @property
+    def _mean(self) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} has no mean")
+
+    @property
+    def _variance(self) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} has no variance")
+
+    def _mode(self) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} has no mode")
+
+    def _entropy(self) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} has no entropy")
+
+    def _enumerated_support(self, expand: bool) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} has no enumerate_support")
+
+    # The same law in other forms.
+
+    @entry
+    def __getstate__(self) -> dict[str, Any]:
+        """The state for copies and pickles, without computed values, whose graph cannot be copied."""
+        kind, made = type(self), ("_wide", "_kept", "_level", "_tensors", "_counted", "_writes")
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in made and not isinstance(getattr(kind, name, None), lazy_property)
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def _with(self, **state: Any) -> Self:
+        """This law with other attributes and all values that were computed so far."""
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__, **state)
+        return new
+
+    def _unrounded(self) -> Self:
+        return self if self._wide.dtype == self.dtype else self._with(parameter=self._wide, dtype=self._wide.dtype)
+
+    # Checks of the parameters.
+
+    def _validate_parameters(self) -> None:
+        looks = can_look(*self._tensors)
         if looks:
             if self._fits():
                 return
             self._validate_range()
-        # Inside transforms of torch.func, torch's own checks can read the contents.
-        if looks or (has_contents(*tensors) and validates(*tensors)):
-            super().__init__(self._batch_shape, self._event_shape, validate_args=validate_args)
+        # Inside transforms of torch.func, only these can be made.
+        if looks or (has_contents(*self._tensors) and validates(*self._tensors)):
+            self._validate_constraints()
         if looks:
             self._validate_contents()
 
@@ -117,106 +265,54 @@ class KHotDistribution(TorchDistribution):
         return False
 
     def _validate_range(self) -> None:
-        """Makes the checks for which torch would raise without advice."""
+        """Makes the checks for which the next ones would raise without advice."""
+
+    def _validate_constraints(self) -> None:
+        """Checks the ``arg_constraints`` of the tensors that were given, as torch does."""
+        for name, constraint in self.arg_constraints.items():
+            value = vars(self).get(f"_{name}" if name == self.parameter_name else name)
+            if isinstance(value, Tensor) and not all_true(constraint.check(value)):
+                raise ValueError(
+                    f"Expected parameter {name} ({type(value).__name__} of shape {tuple(value.shape)}) of distribution "
+                    f"{self!r} to satisfy the constraint {constraint!r}, but found invalid values:\n{value}"
+                )
 
     def _validate_contents(self) -> None:
         """Checks the contents of the parameters, beyond their ``arg_constraints``."""
 
-    @entry
-    def sample(self, sample_shape: SizeLike = Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draws without gradient, ``sample_shape + batch_shape + event_shape``.
-
-        Args:
-            sample_shape: Shape of the independent draws.
-            generator: Source of randomness on the device of the parameters; by default torch's own. Inside a vmap its
-                numbers follow ``randomness``, as those of the default one do.
-        """
-        with torch.no_grad():
-            return draw(self, sample_shape, generator, "rsample")
-
-    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
-        new = instance_of(type(self), {}) if _instance is None else _instance
-        batch_shape, batch_dim = checked_expansion(batch_shape, self.parameter, self.batch_shape), len(self.batch_shape)
-        laws: dict[int, KHotDistribution] = {}  # a design that is also the scorer stays one, so that they share a graph
-
-        def expanded(value: Any) -> Any:
-            if isinstance(value, KHotDistribution):
-                return laws.get(id(value)) or laws.setdefault(id(value), value.expand(batch_shape))
-            return value.expand(batch_shape + value.shape[batch_dim:]) if isinstance(value, Tensor) else value
-
-        new.__dict__.update({name: expanded(value) for name, value in vars(self).items() if name != "_derived"})
-        if self._derived is not None:
-            new._derived_now().update({name: expanded(value) for name, value in self._derived_now().items()})
-        KHotDistribution.__init__(new, batch_shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return cast(Self, new)
-
-    @property
-    def parameter(self) -> Tensor:
-        """The tensor that the law was constructed from, as ``parameter_name`` says."""
-        return cast(Tensor, self.__dict__[self.parameter_name])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the parameter, of draws and of results."""
-        return self.parameter.dtype
-
-    @property
-    def in_float32(self: Law) -> Law:
-        """The same law with results in float32 if its dtype is a half type, for further computations; otherwise self.
-
-        With the same seed its draws are those of this law. Gradients reach the parameter of this law, rounded once.
-        """
-        if not is_half(self.parameter.dtype):
-            return self
-        return cast(Law, self.derived("in_float32", type(self)._made_in_float32))
-
-    def _made_in_float32(self) -> "KHotDistribution":
-        return instance_of(type(self), self.__getstate__() | {self.parameter_name: self.parameter.float()})
-
-    @property
-    def unchecked(self: Law) -> Law:
-        """The same law without validation: values outside the support have a log-probability, too."""
-        return instance_of(type(self), self.__getstate__() | {"_validate_args": False})
-
-    @unwatched
-    def derived(self, name: str, make: Callable[[Any], Any]) -> Any:
-        """``make(self)``, computed once, and again when the parameters have changed."""
-        found = self._derived_now()
-        if name not in found:
-            with torch.set_grad_enabled(may_record()):  # later callers may need the graph
-                found[name] = make(self)
-        return found[name]
-
-    def _derived_now(self) -> dict[str, Any]:
-        """The values computed from the current parameters."""
-        sources = self._sources()
-        if self._derived is None or not self._derived[0].holds(sources):
-            self._derived = Snapshot(sources), {}
-        return self._derived[1]
-
-    def _sources(self) -> list[Any]:
-        """The tensors and numbers that results are computed from."""
-        return [self.parameter]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state for copies and pickles, without computed values, whose graph cannot be copied."""
-        return {name: value for name, value in vars(self).items() if name != "_derived"}
-
-    def _tensors(self) -> list[Tensor]:
-        return [value for value in vars(self).values() if isinstance(value, Tensor)]
-
     def _checks_contents(self, *tensors: Tensor) -> bool:
         """Whether validation is on, and the checks of this library can read these tensors and the parameters."""
-        return bool(self._validate_args) and can_look(*tensors, *self._tensors())
+        return bool(self._validate_args) and can_look(*tensors, *self._tensors)
 
-    def _extended_shape(self, sample_shape: SizeLike = Size()) -> Size:
-        return Size(checked_shape("sample_shape", sample_shape) + self.batch_shape + self.event_shape)
+    # Checks of values.
+
+    def _score(self, value: Tensor) -> Tensor:
+        """``_log_prob`` of values in the support, ``-inf`` elsewhere, or an error with validation on."""
+        check_value(value)
+        if self._is_in_support(value):
+            return self._log_prob(value)
+        if self._validate_args:
+            self._validate_sample(value)
+            if self._shared_k is not None:
+                return self._log_prob(value)
+        inside = cast(Constraint, self.support).check(value)
+        value = torch.where(inside.unsqueeze(-1), value, self._value(value))
+        return self._log_prob(value).masked_fill(~inside, -torch.inf)
+
+    def _is_in_support(self, value: Tensor) -> bool:
+        """Whether one quick test shows that a value will pass all checks, which are slower: each serves one message."""
+        shape = self._batch_shape + self._event_shape
+        if value.shape[value.dim() - len(shape) :] != shape or not can_look(value, *self._tensors):
+            return False
+        if not (self._validate_args or value.device.type == "cpu"):
+            return False
+        support: Any = self._support
+        return hasattr(support, "holds") and support.holds(value.detach())
 
     def _validate_sample(self, value: Tensor) -> None:
         """As in torch; but if rows differ in k, a value for several rows, as in enumeration over k, must fit one."""
         check_value(value)
-        tensors = value, *self._tensors()
+        tensors = value, *self._tensors
         if not (has_contents(*tensors) and validates(*tensors)):
             self._validate_shape(value)
             return
@@ -231,27 +327,6 @@ class KHotDistribution(TorchDistribution):
             if not (fits.long().sum_to_size(value.shape[:-1]) > 0).all():
                 raise
 
-    def _log_prob_of_any(self, value: Tensor, some_value: Callable[[], Tensor]) -> Tensor:
-        """``_log_prob`` of values in the support, ``-inf`` elsewhere, where ``some_value()`` is scored instead."""
-        check_value(value)
-        if self._validate_args:
-            self._validate_sample(value)
-            if self._shared_k is not None:
-                return self._log_prob(value)
-        if value.device.type == "cpu" and self._is_in_support(value):
-            return self._log_prob(value)
-        inside = cast(Constraint, self.support).check(value)
-        value = torch.where(inside.unsqueeze(-1), value, some_value())
-        return self._log_prob(value).masked_fill(~inside, -torch.inf)
-
-    def _is_in_support(self, value: Tensor) -> bool:
-        """Whether one quick test shows that a value will pass all checks, which are slower: each serves one message."""
-        shape = self._batch_shape + self._event_shape
-        if value.shape[value.dim() - len(shape) :] != shape:
-            return False
-        support: Any = self.support
-        return hasattr(support, "holds") and can_look(value, *self._tensors()) and support.holds(value.detach())
-
     def _validate_shape(self, value: Tensor) -> None:
         try:
             shape = broadcast_shapes(value.shape, self.batch_shape + self.event_shape)
@@ -264,43 +339,17 @@ class KHotDistribution(TorchDistribution):
             )
 
 
-class _Derived(lazy_property):  # type: ignore[type-arg]
-    """A lazy property whose value is computed again when the parameters of the law have changed."""
+def unrounded(law: Law) -> Law:
+    """The same law with results in float32 if its dtype is a half type, for further computations; otherwise itself.
 
-    def __get__(self, instance: Any, obj_type: Any = None) -> Any:
-        if instance is None:
-            return super().__get__(None, obj_type)
-        name, law = self.wrapped.__name__, instance.in_float32
-        return law.derived(name, self.wrapped) if law is instance else _in_dtype_of(instance, getattr(law, name))
-
-
-def _rounded(member: Callable[..., Any]) -> Callable[..., Any]:
-    """A member of a law: of its form in float32, rounded, if the law has a half type."""
-
-    @functools.wraps(member)
-    def call(law: Any, *args: Any, **kwargs: Any) -> Any:
-        wide = law.in_float32
-        result = member(wide, *args, **kwargs)
-        return result if wide is law else _in_dtype_of(law, result)
-
-    return call
-
-
-def _in_dtype_of(law: KHotDistribution, result: Any) -> Any:
-    is_wide = isinstance(result, Tensor) and result.dtype == torch.float32
-    return result.to(law.dtype) if is_wide else result
-
-
-def instance_of(kind: type[R], attributes: dict[str, Any]) -> R:
-    """An object with these attributes, made without a call of ``__init__``."""
-    new = object.__new__(kind)
-    vars(new).update(attributes)
-    return new
+    With the same seed its draws are those of the law. Gradients reach the parameter of the law, rounded once.
+    """
+    return law._unrounded()
 
 
 def is_half(dtype: torch.dtype) -> bool:
     """Whether a dtype has fewer digits than float32, which is then used for all arithmetic."""
-    return dtype.itemsize < torch.float32.itemsize
+    return dtype.itemsize < 4
 
 
 def column(value: float | Tensor) -> float | Tensor:

@@ -1,15 +1,14 @@
 """Brewer's design: k draws of one unit each, with exact inclusion probabilities."""
 
 import torch
-from torch import Tensor
-from torch.types import _size as SizeLike
+from torch import Size, Tensor
 
 from khot._contents import can_look
-from khot._validation import check_generator, checked_shape
 from khot.kernels.draws import balance
 from khot.laws import brewer as law
 
 from .design import SamplingDesign
+from .rows import in_slabs
 
 
 class Brewer(SamplingDesign):
@@ -49,31 +48,27 @@ class Brewer(SamplingDesign):
         tensor([0.5000, 0.4000, 0.1000])
     """
 
-    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self.parameter.device)
-        shape = checked_shape("sample_shape", sample_shape)
-        with torch.no_grad():
-            draw = law.sample(self.probs, self.k, self._largest_k(), shape, generator, self.kept)
-            return draw.to(self.parameter.dtype)
+    def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        return law.sample(self._probs, self.k, self._largest_k(), shape, generator, self._kept)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         size = self._largest_k()
         if size > law.MAX_SIZE:
-            known = isinstance(self.size, int) or can_look(self.k)
+            known = self._shared_k is not None or can_look(self.k)
             raise NotImplementedError(
-                f"Brewer has a log_prob for k <= {law.MAX_SIZE} only, but got k={size if known else self.size}; "
+                f"Brewer has a log_prob for k <= {law.MAX_SIZE} only, but got k={size if known else self._size}; "
                 "Sampford, whose distribution is close, has one for any k"
             )
 
         def log_prob(probs: Tensor, k: Tensor, value: Tensor) -> Tensor:
-            return law.log_prob(balance(probs, k), size, value, self.kept)
+            return law.log_prob(balance(probs, k), size, value, self._kept)
 
-        return self._in_slabs(log_prob, self.probs, value, largest=law.SLAB >> size).to(self.probs.dtype)
+        return in_slabs(log_prob, self.k, self._probs, value, largest=law.SLAB >> size)
 
     def _largest_k(self) -> int:
         """The largest k of all rows, or n if k cannot be read."""
-        if isinstance(self.size, int):
-            return self.size
+        if self._shared_k is not None:
+            return self._shared_k
         if not can_look(self.k):
             return self.event_shape[0]
         return int(self.k.max()) if self.k.numel() else 0

@@ -5,13 +5,10 @@ import operator
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 from torch.distributions import constraints
-from torch.distributions.utils import lazy_property
-from torch.types import _size as SizeLike
 
 from khot._contents import can_look, is_finite
-from khot._validation import check_generator, checked_shape
 from khot.constraints import k_hot
 from khot.laws import conditional_poisson as law
 from khot.laws import size_prior
@@ -23,7 +20,9 @@ from khot.laws.subsets import k_hot_vectors
 from khot.relaxations import topk_mask
 
 from ._arguments import broadcast_with_k, broadcast_with_prior, checked_range, checked_size, without_relaxation
+from .base import lazy
 from .design import MAX_SUPPORT, TOO_MANY_ADVICE, SamplingDesign
+from .entry import entry
 
 
 class ConditionalPoisson(SamplingDesign):
@@ -91,9 +90,11 @@ class ConditionalPoisson(SamplingDesign):
         tensor([0.1974, 0.1974, 0.3552])
     """
 
+    _relaxes = False
     _shared_ends: tuple[int, int] | None = None  # the range of all rows, if it is given as ints
     log_prior: Tensor | None = None  # the log-prior of the size as given, with the batch shape `(..., high - low + 1)`
 
+    @entry
     @without_relaxation
     def __init__(
         self,
@@ -108,9 +109,9 @@ class ConditionalPoisson(SamplingDesign):
             size = k[0] if probs is None else k
         super().__init__(probs, logits, size, validate_args=validate_args)
 
-    def _sized(self, param: Tensor, k: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _with_sizes(self, param: Tensor, k: Any) -> Tensor:
         if not isinstance(k, tuple):
-            return super()._sized(param, k)
+            return super()._with_sizes(param, k)
         if self.parameter_name == "probs":
             raise ValueError(f"a range of sizes needs `logits`, but got `probs` with k={k!r}")
         low, high = checked_range(k[:2] if len(k) == 3 else k, param.shape[-1])
@@ -120,14 +121,15 @@ class ConditionalPoisson(SamplingDesign):
             self._shared_ends = low, high
         self.size_varies = True
         param, largest = broadcast_with_k("logits", param, checked_size(high, param))
-        param, smallest = broadcast_with_k("logits", param, checked_size(low, param))
-        return param, smallest, largest.expand(smallest.shape)
+        param, self.k = broadcast_with_k("logits", param, checked_size(low, param))
+        self.largest_k = largest.expand(self.k.shape)
+        return param
 
-    @property
-    def size(self) -> Any:
+    @lazy
+    def _size(self) -> Any:
         """``k`` as an int if it is known to be the same in all rows, else as a tensor; a range as a pair of these."""
         if not self.size_varies:
-            return super().size
+            return self.k if self._shared_k is None else self._shared_k
         if self._shared_ends is None:
             return SizeRange(self.k, self.largest_k)
         if self.log_prior is None:
@@ -139,13 +141,10 @@ class ConditionalPoisson(SamplingDesign):
         """The module with the law of this kind of size."""
         return law if self.log_prior is None else size_prior
 
-    def _sources(self) -> list[Any]:
-        return super()._sources() + ([] if self.log_prior is None else [self.log_prior])
-
     def _fits(self) -> bool:
         if self.log_prior is not None and not is_finite(self.log_prior):
             return False
-        return super()._fits() or (self._shared_ends is not None and is_finite(self.parameter))
+        return super()._fits() or (self._shared_ends is not None and is_finite(self._wide))
 
     def _validate_contents(self) -> None:
         low, high, n = self.k, self.largest_k, self.event_shape[0]
@@ -156,86 +155,63 @@ class ConditionalPoisson(SamplingDesign):
             )
         super()._validate_contents()
         self._validate_infinite_logits()
-        if self.log_prior is not None and not (size_prior.log_size_law(self.logits, self.size) <= 0).any(-1).all():
+        if self.log_prior is not None and not (size_prior.log_size_law(self._wide, self._size) <= 0).any(-1).all():
             raise ValueError(
                 "each row of `k[2]`, the log-probabilities of the sizes, must be below inf and must give a positive "
                 f"probability to a size that the logits allow, but got {self.log_prior}"
             )
 
-    @constraints.dependent_property(is_discrete=True, event_dim=1)
-    def support(self) -> constraints.Constraint:
-        size = self.size
+    @lazy
+    def _support(self) -> constraints.Constraint:
+        size = self._size
         return k_hot(size.low, size.high) if self.size_varies else k_hot(size)
 
-    @lazy_property
-    def logits(self) -> Tensor:
+    @lazy
+    def _logits(self) -> Tensor:
         """Natural parameters; if they were computed from ``probs``, their mean is 0."""
-        return solve_logits(self.probs, self.size, log_odds=self._found("log_odds")).to(self.probs.dtype)
+        probs, known = self._probs, vars(self).get("_log_odds")
+        return solve_logits(probs, self._size, log_odds=known).to(probs.dtype)
 
-    @lazy_property
-    def probs(self) -> Tensor:
-        """Inclusion probabilities P(x_i = 1)."""
-        return self._inclusion.to(self.logits.dtype, copy=True)
+    @lazy
+    def _probs(self) -> Tensor:
+        return self._inclusion.to(self._wide.dtype, copy=True)
 
-    @lazy_property
+    @lazy
     def _inclusion(self) -> Tensor:
         """``probs`` in float64, computed from ``logits``. Not shared with users, so other results may be made of it."""
-        return cast(Tensor, self._law.inclusion_probabilities(self.logits, self.size, self.kept))
+        return cast(Tensor, self._law.inclusion_probabilities(self._logits, self._size, self._kept))
+
+    def _pairwise_inclusion(self) -> Tensor:
+        mean = self._probs.double() if self.parameter_name == "probs" else self._inclusion
+        return cast(Tensor, self._law.pairwise_inclusion(self._logits, self._size, mean))
+
+    def _covariance_matrix(self) -> Tensor:
+        return cast(Tensor, self._law.covariance(self._logits, self._size))
 
     @property
-    def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n²) time.
-
-        Small entries have as many digits as others. In rows that a few units dominate this takes more time, O(n log² n)
-        for each unit with such entries.
-        """
-        mean = self.probs.double() if self.parameter_name == "probs" else self._inclusion
-        return self._law.pairwise_inclusion(self.logits, self.size, mean).to(self.logits.dtype)
-
-    @property
-    def covariance_matrix(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of the covariances of the x_i; takes as long as ``pairwise_inclusion``."""
-        return self._law.covariance(self.logits, self.size).to(self.logits.dtype)
-
-    @property
+    @entry
     def size_probs(self) -> Tensor:
         """P(sum of x = s) for s = 0, ..., n, ``(..., n + 1)``, differentiable; 1 at ``k`` if the size is fixed."""
         if not self.size_varies:
             size = torch.arange(self.event_shape[0] + 1, device=self.k.device)
-            return (size == self.k.unsqueeze(-1)).to(self.parameter.dtype)
-        return self._law.size_probabilities(self.logits, self.size).to(self.parameter.dtype)
+            return (size == self.k.unsqueeze(-1)).to(self.dtype)
+        return self._rounded(self._law.size_probabilities(self._logits, self._size))
 
-    @property
-    def mode(self) -> Tensor:
+    def _mode(self) -> Tensor:
         """The most probable vector, which has the k largest logits.
 
         In a range, k is the number of positive logits, or the nearer end. A prior over the size is taken into account.
         """
         if not self.size_varies:
-            return topk_mask(self.parameter, self.size)
+            return topk_mask(self._wide, self._size)
         if self.log_prior is not None:
-            return topk_mask(self.parameter, size_prior.mode(self.logits, self.size))
-        positive = (self.parameter.detach() > 0).sum(-1)
-        return topk_mask(self.parameter, positive.maximum(self.k).minimum(self.largest_k))
+            return topk_mask(self._wide, size_prior.mode(self._logits, self._size))
+        positive = (self._wide.detach() > 0).sum(-1)
+        return topk_mask(self._wide, positive.maximum(self.k).minimum(self.largest_k))
 
-    def sizes(self, wanted: str) -> list[int]:
-        if self.size_varies:
-            ends = self.k, self.largest_k
-            if not can_look(*ends) or not torch.equal(*ends):
-                raise NotImplementedError(
-                    f"{wanted} needs draws of one size, but this design has a range of sizes, {self.support}"
-                )
-        return super().sizes(wanted)
-
-    def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All k-hot vectors along a new first dimension: by size, and then in lexicographic order of positions.
-
-        Raises:
-            NotImplementedError: If rows differ in ``k``.
-            ValueError: If there are more than ``MAX_SUPPORT`` vectors.
-        """
+    def _enumerated_support(self, expand: bool) -> Tensor:
         if not self.size_varies:
-            return super().enumerate_support(expand)
+            return super()._enumerated_support(expand)
         n, (low, high) = operator.index(self.event_shape[0]), self._ends_of_all_rows("enumerate_support")
         counts = {size: math.comb(n, size) for size in range(low, high + 1)}
         if (count := sum(counts.values())) > MAX_SUPPORT:
@@ -243,10 +219,9 @@ class ConditionalPoisson(SamplingDesign):
                 f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but there are {count} with {low} to "
                 f"{high} ones out of {n} units; {TOO_MANY_ADVICE}"
             )
-        like, batch_shape = self.parameter.detach(), self.batch_shape
-        values = torch.cat([k_hot_vectors(n, size, 0, number, like) for size, number in counts.items()])
-        values = values.view(count, *(1,) * len(batch_shape), n)
-        return values.expand(count, *batch_shape, n) if expand else values
+        values = torch.cat([k_hot_vectors(n, size, 0, number, self._like()) for size, number in counts.items()])
+        values = values.view(count, *(1,) * len(self.batch_shape), n)
+        return values.expand(count, *self.batch_shape, n) if expand else values
 
     def _ends_of_all_rows(self, wanted: str) -> tuple[int, int]:
         """The range of sizes that all rows have in common; 0 to 0 if there are no rows.
@@ -256,23 +231,21 @@ class ConditionalPoisson(SamplingDesign):
         """
         if self._shared_ends is None:
             if not can_look(self.k, self.largest_k):
-                raise NotImplementedError(f"{wanted} needs `k` as ints under vmap and in compiled code")
+                raise NotImplementedError(f"{wanted} needs `k` as ints under vmap and for tensors without contents")
             ends = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist() or [[0, 0]]
             if len(ends) != 1:
                 raise NotImplementedError(f"{wanted} needs the same sizes in all rows, but got {ends}")
             return ends[0][0], ends[0][1]
         return self._shared_ends
 
-    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self.parameter.device)
-        shape = checked_shape("sample_shape", sample_shape)
-        return self._law.sample(self.logits, self.size, shape, generator, self.kept).to(self.parameter.dtype)
+    def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        return cast(Tensor, self._law.sample(self._logits, self._size, shape, generator, self._kept))
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        return self._law.log_prob(self.logits, self.size, value, self.kept).to(self.parameter.dtype)
+        return cast(Tensor, self._law.log_prob(self._logits, self._size, value, self._kept))
 
-    def entropy(self) -> Tensor:
+    def _entropy(self) -> Tensor:
         if self.parameter_name == "probs":
-            return largest_entropy(self.probs, self.logits, self.size, self.kept).to(self.parameter.dtype)
-        inclusion = self._found("_inclusion")
-        return self._law.entropy(self.logits, self.size, self.kept, inclusion).to(self.parameter.dtype)
+            return largest_entropy(self._probs, self._logits, self._size, self._kept)
+        known = vars(self).get("_inclusion")
+        return cast(Tensor, self._law.entropy(self._logits, self._size, self._kept, known))

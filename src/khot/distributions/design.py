@@ -12,22 +12,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
-from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
+from typing_extensions import Self
 
 from khot._contents import can_look, is_finite, looks_at_contents
 from khot._validation import as_int, check_flag, check_function, checked_positive
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.exact.small_numbers import log_odds
-from khot.laws.kept import Kept
 from khot.laws.subsets import k_hot_vectors, k_hot_vectors_of_rank
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.hard import positions
 from khot.relaxations.mask_log_odds import mask_log_odds
 
 from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
-from .base import draw, instance_of, is_half
-from .rows import DesignOfRows
+from .base import KHotDistribution, is_half, lazy
+from .entry import entry
+from .sizes import shared_k, sizes_of
 
 MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists; a longer list would not fit into memory
 LISTED = 2**20  # units of the k-hot vectors that a sum over all of them lists at a time: 8 MB
@@ -47,7 +47,7 @@ POSTERIOR_ADVICE = (
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
 
 
-class SamplingDesign(DesignOfRows):
+class SamplingDesign(KHotDistribution):
     r"""A distribution over the k-hot vectors of length n; the base class, to which each subclass adds its law.
 
     The parameter is either ``probs``, the inclusion probabilities :math:`\pi_i = P(x_i = 1)`, whose sum is k, or
@@ -62,14 +62,15 @@ class SamplingDesign(DesignOfRows):
     instead. For code that needs a Categorical, such as infer_discrete, use :func:`~khot.subset_categorical`. For
     missing rows of data, use ``pyro.sample(..., obs=x, obs_mask=seen)`` with ``seen`` of the batch shape.
 
-    A subclass defines ``sample`` and, if it has them, ``_log_prob`` (for k-hot values only), ``entropy`` and
-    ``pairwise_inclusion``. If it has only ``_log_prob``, this class computes the last two exactly as sums over all C(n,
-    k) vectors, provided that there are at most ``MAX_SUPPORT`` (1,000,000); this takes one evaluation of ``_log_prob``
-    per vector. Members that a design lacks raise NotImplementedError and name the designs that have them. A subclass
-    whose logits are natural parameters overrides the lazy properties ``probs`` and ``logits``, each computed from the
-    other; one that does not draw with the probabilities ``probs`` overrides ``mean``; one with a known mode overrides
-    ``mode``. ``expand`` and copies work without further code if every tensor among the attributes starts with
-    ``batch_shape``.
+    A subclass defines ``_sample(shape, generator)``, which draws ``(*shape, *batch_shape, n)``, and, if it has them,
+    ``_log_prob(value)`` for k-hot values, ``_entropy()``, ``_pairwise_inclusion()`` and ``_mode()``. They compute in
+    ``_probs`` or ``_logits``, the parameters in at least float32, without checks and in any dtype. If it has only
+    ``_log_prob``, this class computes the last three exactly as sums over all C(n, k) vectors, provided that there are
+    at most ``MAX_SUPPORT`` (1,000,000); this takes one evaluation of ``_log_prob`` per vector. Members that a design
+    lacks raise NotImplementedError and name the designs that have them. A subclass whose logits are natural parameters
+    overrides the lazy properties ``_probs`` and ``_logits``, each computed from the other, and sets ``_relaxes`` to
+    False; one that does not draw with the probabilities ``_probs`` overrides ``_mean``. ``expand`` and copies work
+    without further code if every tensor among the attributes starts with ``batch_shape``.
 
     Tensors are plain: for a ``torch.distributed.tensor.DTensor`` the guide "at scale" has a recipe.
 
@@ -77,11 +78,10 @@ class SamplingDesign(DesignOfRows):
     rounded probabilities may not determine the size, in these types for k in the hundreds and in float32 for k of
     hundreds of thousands: ``probs`` then need ``k``, and are treated as roundings of probabilities that sum to k.
 
-    A design follows its parameter: after an optimizer step every result is that of a design made from the new contents.
-    Intermediate values that its methods share, such as ``probs`` or a product tree, are computed once, at the first
-    call that needs them, and again when the parameter, ``k`` or ``temperature`` has changed. A change is any write that
-    alters an entry. On an accelerator, where comparing entries would have to wait for the device, it is any write
-    except one into ``.data``. Tensors that a relaxation of your own holds are not checked for changes.
+    A design is immutable, as every distribution of torch is: it reads its parameters when it is made, and computes at
+    most once what its members share, such as ``probs`` or a product tree. A design that is used after one of its
+    tensors was changed in place, as by an optimizer's step, raises a RuntimeError: make it inside the step. torch does
+    not count writes into ``.data``, in inference mode, and by optimizers with ``fused=True``, so none is noticed.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
@@ -110,10 +110,12 @@ class SamplingDesign(DesignOfRows):
     # design.
     _complete_with: ClassVar[str | None] = ""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls._has_own_probs = cls._has_own_probs or "probs" in vars(cls)
+    k: Tensor  # the number of ones of each row, or the smallest if it varies
+    largest_k: Tensor  # the largest number of ones of each row, which differs only if `size_varies`
+    size_varies: bool = False  # whether draws of one row may differ in their number of ones
+    _relaxes: ClassVar[bool] = True  # whether the class takes `logits` of which `probs` are a relaxation
 
+    @entry
     def __init__(
         self,
         probs: Tensor | None = None,
@@ -137,109 +139,140 @@ class SamplingDesign(DesignOfRows):
             )
         check_function("relaxation", relaxation, "(logits, k, temperature)")
         check_flag("validate_args", validate_args, optional=True)
-        param, self.k, self.largest_k = self._sized(param, k)
-        shape = param.shape
-        batch_shape, event_shape = shape[:-1], shape[-1:]
-        setattr(self, self.parameter_name, param)
-        self.kept = Kept()
-        self._shared_k = None if k is None or isinstance(k, (Tensor, tuple)) else as_int(k)
+        self.parameter = param = self._with_sizes(param, k)
+        self.dtype, batch_shape = param.dtype, param.shape[:-1]
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
-        super().__init__(batch_shape, event_shape, validate_args=validate_args)
+        super().__init__(batch_shape, param.shape[-1:], validate_args=validate_args)
 
     def __repr__(self) -> str:
-        shown = {self.parameter_name: self.parameter, "k": self.size}
+        shown = {self.parameter_name: self.parameter, "k": self._size}
         shown |= {name: getattr(self, name) for name in self._settings}
         return f"{type(self).__name__}({', '.join(f'{name}: {in_short(value)}' for name, value in shown.items())})"
 
-    def _sized(self, param: Tensor, k: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """The parameter with all batch dimensions, and the smallest and the largest number of ones of each row."""
+    def _with_sizes(self, param: Tensor, k: Any) -> Tensor:
+        """Sets the number of ones of each row, and returns the parameter with all batch dimensions."""
         size = _sizes(param.detach()) if k is None else checked_size(k, param)
         if isinstance(k, Tensor):
             param, size = broadcast_with_k(self.parameter_name, param, size)
-        return param, size, size
+        self.k = self.largest_k = size
+        self._shared_k = None if k is None or isinstance(k, Tensor) else as_int(k)
+        return param
 
-    def _made_in_float32(self) -> "SamplingDesign":
-        param = self.parameter
-        param = param.float() if self.parameter_name == "logits" or self.size_varies else _unrounded(param, self.k)
-        return instance_of(type(self), self.__getstate__() | {self.parameter_name: param})
+    def _widened(self) -> Tensor:
+        is_sum = self.parameter_name == "probs" and not self.size_varies
+        return _unrounded(self.parameter, self.k) if is_sum else super()._widened()
+
+    @lazy
+    def _size(self) -> Any:
+        """``k`` as an int if it is known to be the same in all rows, otherwise as a tensor."""
+        return self.k if self._shared_k is None else self._shared_k
+
+    def _in_float64(self) -> Self:
+        """This design with a parameter in float64, so that results are not rounded."""
+        if self._wide.dtype == torch.float64:
+            return self
+        new, state = object.__new__(type(self)), self.__getstate__() | {"parameter": self._wide, "dtype": torch.float64}
+        tensors = [(name, value) for name, value in state.items() if isinstance(value, Tensor)]
+        new.__setstate__(state | {name: value.double() for name, value in tensors if value.is_floating_point()})
+        return new
+
+    def _unchecked(self) -> Self:
+        """The same law without validation: values outside the support have a log-probability, too."""
+        return self._with(_validate_args=False)
 
     @classmethod
     def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
         return shapes_of(arg_shapes["probs"] if "probs" in arg_shapes else arg_shapes["logits"], arg_shapes)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
+    @entry
     def support(self) -> constraints.Constraint:
-        return k_hot(self.size)
+        return self._support
 
-    @lazy_property
+    @lazy
+    def _support(self) -> constraints.Constraint:
+        return k_hot(self._size)
+
+    @property
+    @entry
     def probs(self) -> Tensor:
         """The target inclusion probabilities of the design."""
-        probs = self.relaxation(self.logits, self.size, self.temperature)
+        return self._rounded(self._probs)
+
+    @lazy
+    def _probs(self) -> Tensor:
+        probs = self.relaxation(self._logits, self._size, self.temperature)
         if self._validate_args and looks_at_contents(probs):
             name = getattr(self.relaxation, "__name__", repr(self.relaxation))
             self._check_probs(probs, f"what `relaxation` {name} returns", "it is not a mask of inclusion probabilities")
         return probs
 
-    @lazy_property
-    def log_odds(self) -> Tensor:
+    @lazy
+    def _log_odds(self) -> Tensor:
         """Float64 log-odds of ``probs``, infinite for certain units; accurate for scores even where ``probs`` round."""
         found = None
-        if self.relaxes_logits:
-            found = mask_log_odds(self.relaxation, self.logits, self.size, self.temperature)
-        return log_odds(self.probs.double()) if found is None else found
+        if relaxes_logits(self):
+            found = mask_log_odds(self.relaxation, self._logits, self._size, self.temperature)
+        return log_odds(self._probs.double()) if found is None else found
 
-    def _found(self, name: str) -> Tensor | None:
-        """A lazy property that was computed already, or else None."""
-        if name in self.__dict__:
-            return self.__dict__.get(name)
-        return self._derived_now().get(name)
-
-    @lazy_property
+    @property
+    @entry
     def logits(self) -> Tensor:
-        """The scores from which ``probs`` were computed."""
+        """The scores from which ``probs`` were computed, or the natural parameters of the design."""
+        return self._rounded(self._logits)
+
+    @lazy
+    def _logits(self) -> Tensor:
         raise AttributeError(f"this {type(self).__name__} was made from `probs` and has no `logits`")
 
     @property
-    def mean(self) -> Tensor:
+    def _mean(self) -> Tensor:
         """Inclusion probabilities P(x_i = 1)."""
-        return self.probs
+        return self._probs
 
     @property
-    def variance(self) -> Tensor:
-        return self.mean * (1 - self.mean)
+    def _variance(self) -> Tensor:
+        mean = self._mean
+        return mean * (1 - mean)
 
-    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draws k-hot vectors, ``sample_shape + batch_shape + (n,)``.
+    @property
+    @entry
+    def pairwise_inclusion(self) -> Tensor:
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal."""
+        return self._rounded(self._pairwise_inclusion())
 
-        Args:
-            sample_shape: Shape of the independent draws.
-            generator: Source of randomness on the device of the parameters; by default torch's own.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not define `sample`")
+    @property
+    @entry
+    def covariance_matrix(self) -> Tensor:
+        """Matrix ``(..., n, n)`` of the covariances of the x_i."""
+        return self._rounded(self._covariance_matrix())
 
-    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+    @entry
+    def sample_indices(
+        self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The k positions of the ones of draws, in increasing order: ``sample_shape + batch_shape + (k,)``, long."""
+        shape = self._checked_draw(sample_shape, generator)
+        with torch.no_grad():
+            return self._sample_indices(shape, generator)
+
+    def _sample_indices(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        k = shared_k(self, "sample_indices")
+        return positions(self._rounded(self._sample(shape, generator)), k)
+
+    def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} does not define `_sample`")
+
+    def _rsample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
         raise NotImplementedError(
             f"{type(self).__name__} has no rsample: wrap it in an estimator, such as khot.ReinMax(design), or "
             "khot.StraightThrough(design), which takes every design"
         )
 
-    def sample_indices(
-        self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """The k positions of the ones of draws, in increasing order: ``sample_shape + batch_shape + (k,)``, long."""
-        k = self._require_shared_k("sample_indices")
-        value = draw(self, sample_shape, generator)
-        return positions(value, k)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of values ``(*sample_shape, *batch_shape, n)``."""
-
-        def first_units() -> Tensor:
-            unit = torch.arange(self.event_shape[0], device=value.device)
-            return (unit < self.k.unsqueeze(-1)).to(value.dtype)
-
-        return self._log_prob_of_any(value, first_units)
+    def _value(self, like: Tensor) -> Tensor:
+        unit = torch.arange(self.event_shape[0], device=like.device)
+        return (unit < self.k.unsqueeze(-1)).to(like.dtype)
 
     # Checks of the parameters and of values; each error message says what to do.
 
@@ -249,12 +282,12 @@ class SamplingDesign(DesignOfRows):
         if self.arg_constraints is not SamplingDesign.arg_constraints:
             return False
         if self.parameter_name == "logits":
-            return is_finite(self.parameter)
-        return capped_simplex(self._shared_k).holds(self.parameter.detach())
+            return is_finite(self._wide)
+        return capped_simplex(self._shared_k).holds(self._wide.detach())
 
     def _validate_range(self) -> None:
-        if self.parameter_name == "probs" and self.parameter.numel():
-            lowest, highest = (end.item() for end in self.parameter.detach().aminmax())
+        if self.parameter_name == "probs" and self._wide.numel():
+            lowest, highest = (end.item() for end in self._wide.detach().aminmax())
             if math.isnan(lowest) or math.isnan(highest):
                 raise ValueError("`probs` must lie in [0, 1], but contain NaN")
             if not (lowest >= 0 and highest <= 1):
@@ -271,7 +304,7 @@ class SamplingDesign(DesignOfRows):
             raise ValueError(f"`temperature` must be positive and finite, but got {self.temperature}")
         if self.parameter_name == "probs":
             self._check_probs(
-                self.parameter,
+                self._wide,
                 "`probs`",
                 "round or rescale it; for sums that are not integers, use PhantomUnit; give scores by keyword, "
                 "logits=scores",
@@ -279,7 +312,7 @@ class SamplingDesign(DesignOfRows):
 
     def _check_probs(self, probs: Tensor, name: str, advice: str) -> None:
         probs = probs.detach()
-        simplex = capped_simplex(self.size)
+        simplex = capped_simplex(self._size)
         if not simplex.holds(probs):
             wrong = ~simplex.check(probs)
             row, k = probs[wrong][0], self.k[wrong][0]
@@ -295,7 +328,7 @@ class SamplingDesign(DesignOfRows):
         """Checks natural parameters: ``inf`` includes a unit, ``-inf`` excludes it, and k must allow both."""
         if self.parameter_name == "probs":
             return
-        included, possible = (self.parameter == torch.inf).sum(-1), (self.parameter > -torch.inf).sum(-1)
+        included, possible = (self._wide == torch.inf).sum(-1), (self._wide > -torch.inf).sum(-1)
         wrong = (included > self.largest_k) | (possible < self.k)
         if wrong.any():
             low, high = self.k[wrong][0], self.largest_k[wrong][0]
@@ -315,45 +348,49 @@ class SamplingDesign(DesignOfRows):
 
     # Sums over all k-hot vectors, unless a subclass overrides these members.
 
+    @entry
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All C(n, k) k-hot vectors in lexicographic order of their positions, along a new first dimension.
+
+        If the size varies, the vectors are ordered by size first.
 
         Raises:
             NotImplementedError: If rows differ in ``k``.
             ValueError: If there are more than ``MAX_SUPPORT`` vectors.
         """
-        n, k = operator.index(self.event_shape[0]), self._require_shared_k("enumerate_support", DIFFERENT_SIZES_ADVICE)
-        count, batch_shape, param = math.comb(n, k), self.batch_shape, self.parameter
+        return self._enumerated_support(expand)
+
+    def _enumerated_support(self, expand: bool) -> Tensor:
+        n, k = operator.index(self.event_shape[0]), shared_k(self, "enumerate_support", DIFFERENT_SIZES_ADVICE)
+        count, batch_shape = math.comb(n, k), self.batch_shape
         if count > MAX_SUPPORT:
             raise ValueError(
                 f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but C({n}, {k}) = {count}; "
                 f"{TOO_MANY_ADVICE}"
             )
-        values = k_hot_vectors(n, k, 0, count, like=param.detach())
+        values = k_hot_vectors(n, k, 0, count, like=self._like())
         values = values.view(count, *(1,) * len(batch_shape), n)
         return values.expand(count, *batch_shape, n) if expand else values
 
-    @property
-    def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; a sum over all k-hot vectors."""
+    def _like(self) -> Tensor:
+        """A tensor of the device and dtype of results."""
+        return self._wide.detach().new_empty((), dtype=self.dtype)
+
+    def _pairwise_inclusion(self) -> Tensor:
         n = self.event_shape[0]
-        pairs = self.parameter.new_zeros(*self.batch_shape, n, n, dtype=torch.float64)
+        pairs = self._wide.new_zeros(*self.batch_shape, n, n, dtype=torch.float64)
         for value, log_prob in self._listed("pairwise_inclusion"):
             pairs = pairs + torch.einsum("s...,s...i,s...j->...ij", log_prob.exp(), value, value)
-        return pairs.to(self.parameter.dtype)
+        return pairs
 
-    @property
-    def covariance_matrix(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of the covariances of the x_i."""
-        design = self.in_float64()
-        mean = design.mean
-        covariance = design.pairwise_inclusion - mean.unsqueeze(-1) * mean.unsqueeze(-2)
-        return covariance.to(self.parameter.dtype)
+    def _covariance_matrix(self) -> Tensor:
+        design = self._in_float64()
+        mean = design._mean
+        return design._pairwise_inclusion() - mean.unsqueeze(-1) * mean.unsqueeze(-2)
 
-    @property
-    def mode(self) -> Tensor:
-        """The most probable k-hot vector, found among all of them; for small C(n, k)."""
-        best, most = self.parameter.detach().new_zeros(*self.batch_shape, self.event_shape[0]), None
+    def _mode(self) -> Tensor:
+        """Found among all vectors; for small C(n, k)."""
+        best, most = self._wide.detach().new_zeros(*self.batch_shape, self.event_shape[0]), None
         for value, log_prob in self._listed("mode"):
             largest, at = log_prob.detach().max(0)
             value = value.expand(*log_prob.shape, -1).take_along_dim(at[None, ..., None], 0).squeeze(0).to(best.dtype)
@@ -362,17 +399,16 @@ class SamplingDesign(DesignOfRows):
             most = largest if most is None else largest.maximum(most)
         return best
 
-    def entropy(self) -> Tensor:
-        """Entropy in nats, ``(...)``; computed as a sum over all k-hot vectors."""
-        entropy = self.parameter.new_zeros(self.batch_shape, dtype=torch.float64)
+    def _entropy(self) -> Tensor:
+        entropy = self._wide.new_zeros(self.batch_shape, dtype=torch.float64)
         for _, log_prob in self._listed("entropy"):
             possible = log_prob > -torch.inf
             entropy = entropy - (log_prob.exp() * log_prob.masked_fill(~possible, 0.0)).sum(0)
-        return entropy.to(self.parameter.dtype)
+        return entropy
 
-    def enumerates(self, wanted: str) -> bool:
+    def _enumerates(self, wanted: str) -> bool:
         """Whether ``entropy`` or ``pairwise_inclusion`` is a sum over all k-hot vectors, if it exists at all."""
-        return getattr(type(self), wanted) is getattr(SamplingDesign, wanted)
+        return wanted not in defined_by(type(self))
 
     def _listed(self, wanted: str) -> Iterator[tuple[Tensor, Tensor]]:
         """All k-hot vectors and their log-probabilities in float64, in chunks that fit into memory.
@@ -384,12 +420,12 @@ class SamplingDesign(DesignOfRows):
         Raises:
             NotImplementedError: If there is no ``_log_prob``, or there are too many vectors.
         """
-        n, sizes, design = operator.index(self.event_shape[0]), self.sizes(wanted), self.in_float64()
+        n, sizes, design = operator.index(self.event_shape[0]), sizes_of(self, wanted), self._in_float64()
         counts = [math.comb(n, k) for k in sizes]
         largest = max(counts, default=0)
         if largest > MAX_SUPPORT:
             raise self._unavailable(wanted, f" of {largest} k-hot vectors, which is more than {MAX_SUPPORT}")
-        like, column = design.parameter.detach(), (-1, *(1,) * len(self.batch_shape))
+        like, column = design._wide.detach(), (-1, *(1,) * len(self.batch_shape))
         step = max(1, LISTED // max(1, like.numel()))
         for start in range(0, largest, step):
             rank = torch.arange(start, min(start + step, largest), device=like.device).view(column)
@@ -448,8 +484,12 @@ def _sizes(probs: Tensor) -> Tensor:
     return k
 
 
-OPTIONAL = {"log_prob": "_log_prob", "entropy": "entropy", "pairwise_inclusion": "pairwise_inclusion", "mode": "mode"}
-"""Members that not all designs have, each with the method that defines it."""
+OPTIONAL = ("log_prob", "entropy", "pairwise_inclusion", "mode")  # members that not all designs have
+
+
+def relaxes_logits(design: SamplingDesign) -> bool:
+    """Whether ``probs`` is the relaxation of given ``logits``, rather than given or defined by the design."""
+    return design.parameter_name == "logits" and design._relaxes
 
 
 def designs_with(wanted: str) -> list[str]:
@@ -457,13 +497,14 @@ def designs_with(wanted: str) -> list[str]:
 
     The most complete come first. Designs that have it only with one setting come last, with that setting.
     """
-    members = [cls for cls in _members(SamplingDesign) if cls._complete_with is not None and wanted in _defined_by(cls)]
-    members.sort(key=lambda cls: (cls._complete_with != "", -len(_defined_by(cls)), cls.__name__))
+    members = [cls for cls in _members(SamplingDesign) if cls._complete_with is not None and wanted in defined_by(cls)]
+    members.sort(key=lambda cls: (cls._complete_with != "", -len(defined_by(cls)), cls.__name__))
     return [f"{cls.__name__}({cls._complete_with})" if cls._complete_with else cls.__name__ for cls in members]
 
 
-def _defined_by(cls: type[SamplingDesign]) -> set[str]:
-    return {name for name, own in OPTIONAL.items() if getattr(cls, own) is not getattr(SamplingDesign, own)}
+def defined_by(cls: type[SamplingDesign]) -> set[str]:
+    """Those of :data:`OPTIONAL` that a class defines, rather than that they are sums over all vectors or missing."""
+    return {name for name in OPTIONAL if getattr(cls, f"_{name}") is not getattr(SamplingDesign, f"_{name}")}
 
 
 def _members(base: type[SamplingDesign]) -> Iterator[type[SamplingDesign]]:

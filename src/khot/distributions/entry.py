@@ -4,37 +4,31 @@
   a graph does not know. With ``fullgraph=True`` torch raises an error that gives this reason. A new graph begins after
   the call, but torch runs the rest of a function eagerly if no tensor is left in it, and the whole of a function that
   reads a property such as ``design.mean``.
+* A design whose tensors were written to since it was made is refused, by torch's count of the writes to each tensor.
 * Calls inside of ``torch.jit.trace`` and DTensors are refused.
 * Tensors by which Pyro's TraceGraph_ELBO tracks dependencies are unwrapped, and the results depend on what they did.
 """
 
 import functools
 import inspect
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
+import torch
 from pyro.ops.provenance import detach_provenance, get_provenance, track_provenance
-from torch.distributions.utils import lazy_property
+from torch import Tensor
 from torch.overrides import has_torch_function
 
 from khot._distributed.placements import has_dtensor, refuse_dtensor
 from khot._refusals import refuse_subclass, refuse_trace
-from khot._torch_internals import is_tracing, is_watched_by_dynamo, mark_as_outside_graphs, outside_graphs
+from khot._torch_internals import is_watched_by_dynamo, mark_as_outside_graphs, outside_graphs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 REASON = "a khot design chooses its steps by the contents of tensors, which a graph does not know"
-
-
-def unwatched(function: F) -> F:
-    """Decorator: Dynamo does not trace what a member does that lies behind those that users enter."""
-
-    @functools.wraps(function)
-    def call(*args: Any) -> Any:
-        return outside_graphs(function, *args) if is_watched_by_dynamo() else function(*args)
-
-    return cast(F, mark_as_outside_graphs(call, REASON))
 
 
 class _State(threading.local):
@@ -42,6 +36,12 @@ class _State(threading.local):
 
 
 _state = _State()
+_writes = attrgetter("_version")
+
+
+def count_of_writes(tensors: Iterable[Tensor]) -> int:
+    """How often these tensors were written to, together."""
+    return sum(map(_writes, tensors))
 
 
 def entry(function: F) -> F:
@@ -55,13 +55,32 @@ def entry(function: F) -> F:
                 return function(**kwargs)  # which says what is missing
             args = (kwargs.pop(first),)
         law, args = args[0], args[1:]
+        counted = getattr(law, "_counted", ())
+        if counted and sum(map(_writes, counted)) != law._writes:
+            raise _changed(law)
         values = (*args, *kwargs.values()) if kwargs else args
-        unusual = is_watched_by_dynamo() or is_tracing() or has_torch_function(values) or has_dtensor(values)
-        if not (unusual or getattr(law, "provenance", None)):
-            return function(law, *args, **kwargs)
-        return _enter(function, law, args, kwargs)
+        if _is_unusual(values) or getattr(law, "provenance", None):
+            return _enter(function, law, args, kwargs)
+        return function(law, *args, **kwargs)
 
     return cast(F, mark_as_outside_graphs(call, REASON))
+
+
+def _is_unusual(values: tuple[Any, ...]) -> bool:
+    """Whether a tracer or a compiler watches this call, or a value is a tensor of a subclass."""
+    return (
+        has_torch_function(values)
+        or is_watched_by_dynamo()
+        or torch._C._get_tracing_state() is not None
+        or ("torch.distributed.tensor" in sys.modules and has_dtensor(values))
+    )
+
+
+def _changed(law: Any) -> RuntimeError:
+    return RuntimeError(
+        f"a tensor that this {type(law).__name__} was made from has been changed in place, as by an optimizer's step: "
+        "a design reads its parameters when it is made, so make it inside the step, from the new parameters"
+    )
 
 
 def _enter(function: Callable[..., Any], law: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -87,12 +106,3 @@ def _enter(function: Callable[..., Any], law: Any, args: tuple[Any, ...], kwargs
     if function.__name__ == "__init__" and origins:
         law.provenance = origins
     return track_provenance(result, origins)
-
-
-def with_function(member: Any, change: Callable[..., Any]) -> Any:
-    """A method or property with its function replaced by ``change(function)``."""
-    if isinstance(member, lazy_property):
-        return type(member)(change(member.wrapped))
-    if isinstance(member, property):
-        return property(change(cast(Any, member.fget)), doc=member.__doc__)
-    return change(member)

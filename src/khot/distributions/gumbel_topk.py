@@ -1,12 +1,13 @@
 """Gumbel top-k: successive sampling without replacement, which is order sampling with exponential variables."""
 
 from torch import Tensor
-from torch.distributions.utils import lazy_property
 
 from khot.kernels.order_sampling.noises import LOG_EXPONENTIAL
 from khot.laws import order_sampling as law
 
 from ._arguments import without_relaxation
+from .base import lazy
+from .entry import entry
 from .order_sampling import OrderSampling
 
 
@@ -49,7 +50,9 @@ class GumbelTopK(OrderSampling):
     """
 
     _noise = LOG_EXPONENTIAL
+    _relaxes = False
 
+    @entry
     @without_relaxation
     def __init__(
         self,
@@ -65,23 +68,21 @@ class GumbelTopK(OrderSampling):
         super()._validate_contents()
         self._validate_infinite_logits()
 
-    @lazy_property
-    def logits(self) -> Tensor:
+    @lazy
+    def _logits(self) -> Tensor:
         """Log-weights; if they were computed from ``probs``, their mean is 0."""
-        return self._positions.to(self.parameter.dtype)
+        return self._positions.to(self._wide.dtype)
 
-    @lazy_property
-    def probs(self) -> Tensor:
-        """Inclusion probabilities P(x_i = 1)."""
+    @lazy
+    def _probs(self) -> Tensor:
         return self._inclusion
 
-    @lazy_property
+    @lazy
     def _positions(self) -> Tensor:
         if self.parameter_name == "logits":
-            return self.logits
-        return law.solve_positions(self._noise, self.probs, self.size)
+            return self._logits
+        return law.solve_positions(self._noise, self._probs, self._size)
 
     @property
-    def mean(self) -> Tensor:
-        """Inclusion probabilities P(x_i = 1)."""
-        return self.probs
+    def _mean(self) -> Tensor:
+        return self._probs

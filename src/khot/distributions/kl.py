@@ -24,12 +24,13 @@ from khot._shapes import broadcast_shapes
 from khot.kernels.operators.autograd import with_derivatives_of
 from khot.laws import size_prior
 from khot.laws.conditional_poisson import log_prob
-from khot.laws.largest_entropy import largest_entropy
 
+from .base import unrounded
 from .conditional_poisson import ConditionalPoisson
 from .design import SamplingDesign
 from .entry import entry
 from .phantom_unit import PhantomUnit
+from .sizes import sizes_of
 
 Divergence = Callable[[Any, Any], Tensor]
 
@@ -55,7 +56,8 @@ def _unrounded(law: Any) -> Any:
     """A law with results in float64; a plain ConditionalPoisson in float32, whose parts are float64 and can be kept."""
     if not isinstance(law, SamplingDesign):
         return law
-    return law.in_float32 if isinstance(law, ConditionalPoisson) else law.in_float32.in_float64()
+    wide = unrounded(law)
+    return wide if isinstance(law, ConditionalPoisson) else wide._in_float64()
 
 
 @register_kl(SamplingDesign, ConditionalPoisson)
@@ -63,7 +65,7 @@ def _unrounded(law: Any) -> Any:
 @_rounded
 def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
     """E_p[log p - log q], evaluated at the mean of p, as log q is linear; infinite if p has a size that q lacks."""
-    if p.event_shape != q.event_shape or p.enumerates("entropy"):
+    if p.event_shape != q.event_shape or p._enumerates("entropy"):
         return _enumerated(p, q)  # raises for the missing entropy
     try:
         mean, entropy = _mean_and_entropy(p)
@@ -71,7 +73,7 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
         return _enumerated(p, q)
     if q.log_prior is not None:
         return _enumerated(p, q) if isinstance(p, PhantomUnit) else -entropy - _expected_log_prob(p, q)
-    cross_entropy = -log_prob(q.logits, q.size, mean, q.kept)
+    cross_entropy = -log_prob(q._logits, q._size, mean, q._kept)
     if isinstance(p, ConditionalPoisson) and p.log_prior is not None:
         size = torch.arange(p.event_shape[0] + 1, device=p.k.device)
         outside = (size < q.k.unsqueeze(-1)) | (size > q.largest_k.unsqueeze(-1))
@@ -91,23 +93,23 @@ def _mean_and_entropy(p: SamplingDesign) -> tuple[Tensor, Tensor]:
     if p.log_prior is not None:
         return mean, -_expected_log_prob(p, p)
     if p.parameter_name == "probs":
-        return with_derivatives_of(mean.detach(), p.probs), largest_entropy(p.probs, p.logits, p.size, p.kept)
-    return mean, -log_prob(p.logits, p.size, mean, p.kept)
+        return with_derivatives_of(mean.detach(), p._probs), p._entropy()
+    return mean, -log_prob(p._logits, p._size, mean, p._kept)
 
 
 def _expected_log_prob(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
     """E_p log q for a q with a prior over its size: a sum over sizes, given which log q is linear."""
     batch_shape = broadcast_shapes(p.batch_shape, q.batch_shape)
-    p, q = p.in_float64(), q.expand(batch_shape)
-    prior = q.size
+    p, q = p._in_float64(), q.expand(batch_shape)
+    prior = q._size
     if isinstance(p, ConditionalPoisson) and p.size_varies:
-        sizes, means = p.size_probs, size_prior.means_by_size(p.logits, prior)
+        sizes, means = p.size_probs, size_prior.means_by_size(p._logits, prior)
     else:
         sizes = torch.nn.functional.one_hot(p.k, operator.index(q.event_shape[0]) + 1)
         means = p.mean.expand(prior.high - prior.low + 1, *p.mean.shape)
     means = means.view(len(means), *(1,) * (len(batch_shape) - len(p.batch_shape)), *means.shape[1:])
     sizes = sizes.double().expand(*batch_shape, -1)  # the axis of sizes moves to the front of all of these
-    return size_prior.expected_log_prob(q.logits, prior, sizes, means.double())
+    return size_prior.expected_log_prob(q._logits, prior, sizes, means.double())
 
 
 @register_kl(PhantomUnit, PhantomUnit)
@@ -141,10 +143,10 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
         )
     if p.event_shape != q.event_shape:
         raise ValueError(f"a divergence needs the same number of units, but got {p.event_shape} and {q.event_shape}")
-    p, q = p.in_float64().expand(broadcast_shapes(p.batch_shape, q.batch_shape)), q.in_float64()
+    p, q = p._in_float64().expand(broadcast_shapes(p.batch_shape, q.batch_shape)), q._in_float64()
     value = p.enumerate_support(expand=False)
     log_p = p.log_prob(value)
-    log_q = q.unchecked.log_prob(value)  # values that are impossible under q give infinity here and would raise
+    log_q = q._unchecked().log_prob(value)  # values that are impossible under q give infinity here and would raise
     possible = log_p > -torch.inf
     ratio = log_p.masked_fill(~possible, 0.0) - log_q.masked_fill(~possible, 0.0)
     return (log_p.exp() * ratio).sum(0)
@@ -157,7 +159,7 @@ def _number_of_vectors(design: SamplingDesign) -> int:
     if fixed.size_varies:
         low, high = fixed._ends_of_all_rows("a divergence by enumeration")
         return sum(math.comb(n, size) for size in range(low, high + 1))
-    return max((math.comb(n, k) for k in fixed.sizes("a divergence by enumeration")), default=0)
+    return max((math.comb(n, k) for k in sizes_of(fixed, "a divergence by enumeration")), default=0)
 
 
 @register_kl(SamplingDesign, OneHotCategorical)
@@ -195,11 +197,13 @@ def _log_prob_of_single_units(design: SamplingDesign, other: OneHotCategorical) 
         raise ValueError(
             f"a divergence needs the same number of units, but got {design.event_shape} and {other.event_shape}"
         )
-    design = design.in_float64()
+    design = design._in_float64()
     n, batch_dim = design.event_shape[0], len(design.batch_shape)
-    units = torch.eye(n, dtype=design.parameter.dtype, device=design.parameter.device)
+    units = torch.eye(n, dtype=design.dtype, device=design.parameter.device)
     try:
-        log_prob = design.unchecked.log_prob(units.view(n, *(1,) * batch_dim, n))  # vectors of another size would raise
+        log_prob = design._unchecked().log_prob(
+            units.view(n, *(1,) * batch_dim, n)
+        )  # vectors of another size would raise
         return log_prob.movedim(0, -1)
     except NotImplementedError:  # a single unit is drawn with its inclusion probability by every design
         return design.mean.log().masked_fill((design.k != 1).unsqueeze(-1), -torch.inf)

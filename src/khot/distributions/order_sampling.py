@@ -5,12 +5,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
-from torch.distributions.utils import lazy_property
+from torch import Size, Tensor
 from torch.types import _size as SizeLike
 from typing_extensions import Self
 
-from khot._validation import check_generator, checked_shape
 from khot.kernels import order_sampling
 from khot.kernels.order_sampling import depth_for
 from khot.kernels.order_sampling.noises import Noise
@@ -18,7 +16,11 @@ from khot.kernels.random_numbers.philox import draw_seed
 from khot.laws import order_sampling as law
 from khot.relaxations import topk_mask
 
+from .base import lazy
 from .design import SamplingDesign
+from .entry import entry
+from .rows import in_slabs
+from .sizes import shared_k
 
 SLAB = 2**13  # units of the rows that are integrated at a time; all their nodes take up to 150 MB
 
@@ -45,87 +47,71 @@ class OrderSampling(SamplingDesign):
 
     _noise: ClassVar[Noise]
 
-    @lazy_property
+    @lazy
     def _positions(self) -> Tensor:
         """The positions: ``inf`` for units that are always drawn, ``-inf`` for those that are never drawn."""
         raise NotImplementedError(f"{type(self).__name__} does not define `_positions`")
 
-    @lazy_property
+    @lazy
     def _centre(self) -> Tensor:
-        return order_sampling.rank_centre(self._positions.detach(), self.size)
+        return order_sampling.rank_centre(self._positions.detach(), self._size)
 
-    @lazy_property
+    @lazy
     def _rank_scale(self) -> Tensor:
         return order_sampling.rank_scale(self._positions.detach(), self._centre)
 
-    @lazy_property
+    @lazy
     def _inclusion(self) -> Tensor:
-        def inclusion(positions: Tensor, k: Tensor) -> Tensor:
-            return law.inclusion_probabilities(self._noise, positions, self._size_of(k), self._depth)
+        return self._integral(law.inclusion_probabilities).to(self._wide.dtype)
 
-        positions = self._positions
-        if law.is_fused(positions):
-            return inclusion(positions, self.k).to(self.parameter.dtype)
-        return self._in_slabs(inclusion, positions, largest=SLAB).to(self.parameter.dtype)
-
-    @property
-    def _depth(self) -> float:
-        return depth_for(self.parameter.dtype)
-
+    @entry
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
-        _ = self._rank_scale if self._kernel(()) is None else self._centre  # once here, rather than for every copy
+        _ = self._rank_scale if self._kernel(1) is None else self._centre  # once here, rather than for every copy
         return super().expand(batch_shape, _instance)
 
     @property
-    def mean(self) -> Tensor:
-        """Inclusion probabilities P(x_i = 1)."""
+    def _mean(self) -> Tensor:
         return self._inclusion
 
-    @property
-    def mode(self) -> Tensor:
+    def _mode(self) -> Tensor:
         """The k-hot vector of the k largest positions; the density of the noise is log-concave."""
-        return topk_mask(self._positions, self.size).to(self.parameter.dtype)
+        return topk_mask(self._positions, self._size)
 
-    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self.parameter.device)
-        kernel = self._kernel(sample_shape)
-        if kernel is not None:
-            return self._draw_with(kernel, sample_shape, generator)
-        ranks = self._ranks(sample_shape, generator)
-        return topk_mask(ranks.neg_(), self.size).to(self.parameter.dtype)
-
-    def sample_indices(
-        self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        check_generator(generator, self.parameter.device)
-        k = self._require_shared_k("sample_indices")
-        kernel = self._kernel(sample_shape)
+    def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        kernel = self._kernel(math.prod(shape))
         if kernel is None:
-            ranks = self._ranks(sample_shape, generator)
+            return topk_mask(self._ranks(shape, generator).neg_(), self._size)
+        theta, draws = self._positions.detach(), math.prod(shape)
+        seed = draw_seed(theta.device, generator)
+        drawn = kernel(theta, self.k, self._centre, seed, draws, self.dtype, self._noise.name)
+        return drawn.view(shape + self._batch_shape + self._event_shape)
+
+    def _sample_indices(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        k = shared_k(self, "sample_indices")
+        if self._kernel(math.prod(shape)) is None:
+            ranks = self._ranks(shape, generator)
         else:
-            ranks = -self._draw_with(kernel, sample_shape, generator)
+            ranks = -self._sample(shape, generator)
         return ranks.topk(k, largest=False, sorted=False).indices.sort(-1).values
 
-    def _kernel(self, sample_shape: SizeLike) -> Callable[..., Tensor] | None:
-        draws = math.prod(checked_shape("sample_shape", sample_shape))
+    def _kernel(self, draws: int) -> Callable[..., Tensor] | None:
         return order_sampling.order_draw.kernel(self._positions, draws)
 
-    def _draw_with(
-        self, kernel: Callable[..., Tensor], sample_shape: SizeLike, generator: torch.Generator | None
-    ) -> Tensor:
-        theta, dtype = self._positions.detach(), self.parameter.dtype
-        seed, draws = draw_seed(theta.device, generator), math.prod(sample_shape)
-        drawn = kernel(theta, self.k, self._centre, seed, draws, dtype, self._noise.name)
-        return drawn.view(self._extended_shape(sample_shape))
-
-    def _ranks(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
-        return order_sampling.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape), generator)
+    def _ranks(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        whole = shape + self._batch_shape + self._event_shape
+        return order_sampling.draw_ranks(self._noise, self._rank_scale, whole, generator)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        def log_prob(positions: Tensor, k: Tensor, value: Tensor) -> Tensor:
-            return law.log_prob(self._noise, positions, self._size_of(k), value, self._depth)
+        return self._integral(law.log_prob, value)
+
+    def _integral(self, function: Callable[..., Tensor], *values: Tensor) -> Tensor:
+        """``function(noise, positions, k, *values, depth)``; rows go in slabs where no kernel computes them."""
+        depth = depth_for(self._wide.dtype)
+
+        def of_rows(positions: Tensor, k: Tensor, *values: Tensor) -> Tensor:
+            return function(self._noise, positions, k if self._shared_k is None else self._shared_k, *values, depth)
 
         positions = self._positions
         if law.is_fused(positions):
-            return log_prob(positions, self.k, value).to(self.parameter.dtype)
-        return self._in_slabs(log_prob, positions, value, largest=SLAB).to(self.parameter.dtype)
+            return of_rows(positions, self.k, *values)
+        return in_slabs(of_rows, self.k, positions, *values, largest=SLAB)

@@ -4,7 +4,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.distributions.utils import lazy_property
 
 from khot._validation import check_choice
 from khot.kernels import order_sampling
@@ -12,7 +11,9 @@ from khot.kernels.order_sampling.noises import LOGISTIC
 from khot.laws import order_sampling as law
 from khot.relaxations import sigmoid_topk
 
+from .base import lazy
 from .design import Relaxation
+from .entry import entry
 from .order_sampling import OrderSampling
 
 LEAST_SPREAD = 0.25  # lower bound of d, as the adjustment is an expansion for large d and inverts the order for small d
@@ -68,6 +69,7 @@ class ParetoSampling(OrderSampling):
     _noise = LOGISTIC
     _settings = ("adjust",)
 
+    @entry
     def __init__(
         self,
         probs: Tensor | None = None,
@@ -83,11 +85,11 @@ class ParetoSampling(OrderSampling):
         self.adjust = adjust
         super().__init__(probs, logits, k, relaxation=relaxation, temperature=temperature, validate_args=validate_args)
 
-    @lazy_property
+    @lazy
     def _positions(self) -> Tensor:
         if self.adjust == "exact":
-            return law.solve_positions(self._noise, self.probs, self.size, self.log_odds)
-        log_odds = self.log_odds
+            return law.solve_positions(self._noise, self._probs, self._size, self._log_odds)
+        log_odds = self._log_odds
         if self.adjust is None:
             return log_odds
         z = log_odds.masked_fill(log_odds.isinf(), 0.0)
@@ -96,14 +98,13 @@ class ParetoSampling(OrderSampling):
         d = spread.sum(-1, keepdim=True)
         return log_odds - spread * (p - q) / 2 / d.clamp(min=LEAST_SPREAD).square()
 
-    @lazy_property
+    @lazy
     def _centre(self) -> Tensor:
         if self.adjust == "exact":
-            return order_sampling.rank_centre(self._positions.detach(), self.size)
+            return order_sampling.rank_centre(self._positions.detach(), self._size)
         # Positions are close to log-odds whose probabilities sum to k.
         return self._positions.new_zeros(self.batch_shape, dtype=torch.float64)
 
     @property
-    def mean(self) -> Tensor:
-        """Inclusion probabilities P(x_i = 1)."""
-        return self.probs if self.adjust == "exact" else self._inclusion
+    def _mean(self) -> Tensor:
+        return self._probs if self.adjust == "exact" else self._inclusion

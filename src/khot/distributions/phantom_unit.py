@@ -3,19 +3,18 @@
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 from torch.distributions import constraints
-from torch.distributions.utils import lazy_property
-from torch.types import _size as SizeLike
 
-from khot._contents import can_look
-from khot._validation import check_generator, check_value
+from khot._contents import can_look, is_finite
+from khot._validation import check_value
 from khot.constraints import k_hot
 from khot.kernels.exact.small_numbers import log_odds, sigmoid
 from khot.kernels.operators.autograd import with_derivatives_of
 
-from .base import draw
+from .base import lazy
 from .design import POSTERIOR_ADVICE, SamplingDesign
+from .entry import entry
 
 INTEGER_TOLERANCE = 16.0  # in units of eps and of the sum, as in constraints.capped_simplex
 
@@ -76,6 +75,7 @@ class PhantomUnit(SamplingDesign):
     _settings = ("design_class",)
     _complete_with = None  # it has the members that the wrapped design has
 
+    @entry
     def __init__(
         self,
         design_class: type[SamplingDesign] | None = None,
@@ -98,141 +98,130 @@ class PhantomUnit(SamplingDesign):
                 )
         self.design_class, self.design_kwargs = design_class, design_kwargs
         super().__init__(probs, logits, k=0, validate_args=validate_args)  # the sizes follow from the parameter
-        del self.k, self.largest_k, self._shared_k  # the members of these names take over
-        self._derived = None  # it was computed for other sizes
-        _ = self.wrapped  # raises its errors here
+        _ = self._wrapped  # raises its errors here
+
+    def _with_sizes(self, param: Tensor, k: Any) -> Tensor:
+        return param
 
     def _validate_contents(self) -> None:
         """Checks nothing beyond the ranges of the parameters: every sum is legal."""
 
-    def _sources(self) -> list[Any]:
-        return [self.parameter]  # the sizes follow from it
+    def _fits(self) -> bool:
+        return self.parameter_name == "logits" and is_finite(self._wide)
 
-    @lazy_property
-    def k(self) -> Tensor:
+    @property
+    @entry
+    def k(self) -> Tensor:  # type: ignore[override]
         """The smaller of the two sizes."""
         return self._sizes[..., 0]
 
-    @lazy_property
-    def largest_k(self) -> Tensor:
+    @property
+    @entry
+    def largest_k(self) -> Tensor:  # type: ignore[override]
         return self._sizes[..., 1]
 
-    @lazy_property
+    @lazy
+    def _size(self) -> Tensor:
+        return self._sizes[..., 0]
+
+    @lazy
     def _sizes(self) -> Tensor:
-        probs = self.probs.detach()
+        probs = self._probs.detach()
         total = probs.sum(-1, dtype=torch.float64)
         tolerance = INTEGER_TOLERANCE * torch.finfo(probs.dtype).eps
         is_integer = (total - total.round()).abs() <= tolerance * total.clamp(min=1)
         k = torch.where(is_integer, total.round(), total.floor()).long()
         return torch.stack((k, k + ~is_integer), -1)
 
-    @lazy_property
+    @property
+    @entry
     def wrapped(self) -> SamplingDesign:
         """The design of k + 1 out of n + 1 units, the phantom last; in float64, in which the sum is an integer."""
-        given = self.parameter_name == "logits"
-        probs = self.probs.double()
+        return self._wrapped
+
+    @lazy
+    def _wrapped(self) -> SamplingDesign:
+        given, (k, largest) = self.parameter_name == "logits", self._sizes.unbind(-1)
+        probs = self._probs.double()
         if given:
-            probs = with_derivatives_of(probs.detach(), sigmoid(self.log_odds))
-        phantom = torch.where(self.largest_k > self.k, 1 + self.k - probs.sum(-1), 1.0).unsqueeze(-1)
+            probs = with_derivatives_of(probs.detach(), sigmoid(self._log_odds))
+        phantom = torch.where(largest > k, 1 + k - probs.sum(-1), 1.0).unsqueeze(-1)
         probs = torch.cat((probs, phantom), -1)
-        design = self.design_class(probs=probs, k=self.k + 1, validate_args=False, **self.design_kwargs)
+        design = self.design_class(probs=probs, k=k + 1, validate_args=False, **self.design_kwargs)
         if given:
-            design.__dict__["log_odds"] = torch.cat((self.log_odds, log_odds(phantom)), -1)
+            design.__dict__["_log_odds"] = torch.cat((self._log_odds, log_odds(phantom)), -1)
         return design
 
-    @property
-    def relaxes_logits(self) -> bool:
-        return self.parameter_name == "logits"
+    @lazy
+    def _probs(self) -> Tensor:
+        return torch.sigmoid(self._logits)
 
-    def with_phantom(self, value: Tensor) -> Tensor:
-        """A value of this design as a value of ``wrapped``."""
-        value = value.double()
-        phantom = (1 + self.k - value.sum(-1)).unsqueeze(-1)
-        return torch.cat((value.expand(*phantom.shape[:-1], -1), phantom), -1)
+    @lazy
+    def _log_odds(self) -> Tensor:
+        return self._logits.double() if self.parameter_name == "logits" else log_odds(self._probs.double())
 
-    @lazy_property
-    def probs(self) -> Tensor:
-        """The target inclusion probabilities of the design."""
-        return torch.sigmoid(self.logits)
-
-    @lazy_property
-    def log_odds(self) -> Tensor:
-        """Float64 log-odds of ``probs``, infinite for certain units."""
-        return self.logits.double() if self.parameter_name == "logits" else log_odds(self.probs.double())
-
-    @lazy_property
-    def logits(self) -> Tensor:
+    @lazy
+    def _logits(self) -> Tensor:
         """Log-odds of ``probs``."""
-        return log_odds(self.probs)
+        return log_odds(self._probs)
 
-    @constraints.dependent_property(is_discrete=True, event_dim=1)
-    def support(self) -> constraints.Constraint:
-        return k_hot(self.k, self.largest_k)
-
-    @property
-    def mean(self) -> Tensor:
-        """Inclusion probabilities P(x_i = 1)."""
-        return self.wrapped.mean[..., :-1].to(self.probs.dtype)
+    @lazy
+    def _support(self) -> constraints.Constraint:
+        return k_hot(*self._sizes.unbind(-1))
 
     @property
-    def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal."""
-        return self.wrapped.pairwise_inclusion[..., :-1, :-1].to(self.probs.dtype)
+    def _mean(self) -> Tensor:
+        return self._wrapped.mean[..., :-1].to(self._wide.dtype)
 
-    @property
-    def covariance_matrix(self) -> Tensor:
-        return self.wrapped.covariance_matrix[..., :-1, :-1].to(self.probs.dtype)
+    def _pairwise_inclusion(self) -> Tensor:
+        return self._wrapped.pairwise_inclusion[..., :-1, :-1]
 
-    def enumerates(self, wanted: str) -> bool:
-        return self.wrapped.enumerates(wanted)
+    def _covariance_matrix(self) -> Tensor:
+        return self._wrapped.covariance_matrix[..., :-1, :-1]
 
-    @property
-    def mode(self) -> Tensor:
+    def _enumerates(self, wanted: str) -> bool:
+        return self._wrapped._enumerates(wanted)
+
+    def _mode(self) -> Tensor:
         """The most probable vector, of either size."""
-        return self.wrapped.mode[..., :-1].to(self.probs.dtype)
+        return self._wrapped.mode[..., :-1]
 
-    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self.parameter.device)
-        return draw(self.wrapped, sample_shape, generator)[..., :-1].to(self.probs.dtype)
+    def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        return self._wrapped.sample(shape, generator=generator)[..., :-1]
 
-    def sample_indices(
-        self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """The positions of the ones of draws, if all have the same size, as when all rows have one integer sum."""
-        if not can_look(self.largest_k):
-            raise NotImplementedError("sample_indices does not work under vmap or in compiled code; use sample")
-        if (self.largest_k > self.k).any():
-            raise NotImplementedError("sample_indices needs draws of one size, but these have two; use sample")
-        return super().sample_indices(sample_shape, generator=generator)
-
-    def log_prob(self, value: Tensor) -> Tensor:
+    def _score(self, value: Tensor) -> Tensor:
         check_value(value)
         if self._validate_args:
             self._validate_sample(value)
         # A value is outside the support if and only if, with its phantom, it is outside the support of the wrapped
         # design or impossible there.
-        return self.wrapped.log_prob(self.with_phantom(value)).to(self.probs.dtype)
+        return self._wrapped.log_prob(with_phantom(self, value))
 
-    def entropy(self) -> Tensor:
-        return self.wrapped.entropy().to(self.probs.dtype)
+    def _entropy(self) -> Tensor:
+        return self._wrapped.entropy()
 
-    def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All vectors of both sizes along a new first dimension, in the order of the wrapped design's support.
-
-        Raises:
-            NotImplementedError: If rows differ in their sizes.
-            ValueError: If there are more than ``MAX_SUPPORT`` vectors.
-        """
-        if not can_look(self.largest_k):
-            raise NotImplementedError("enumerate_support does not work under vmap or in compiled code")
-        sizes = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist() or [[0, 1]]  # without rows
-        if len(sizes) != 1:
-            raise NotImplementedError(f"enumerate_support needs the same sizes in all rows, but got {sizes}")
-        values = self.wrapped.enumerate_support(expand=False).to(self.probs.dtype)
-        if sizes[0][0] == sizes[0][1]:
+    def _enumerated_support(self, expand: bool) -> Tensor:
+        """All vectors of both sizes, in the order of the wrapped design's support."""
+        sizes = self._sizes
+        if not can_look(sizes):
+            raise NotImplementedError(
+                "enumerate_support needs the sizes, which are unknown under vmap and for tensors without contents"
+            )
+        kinds = sizes.view(-1, 2).unique(dim=0).tolist() or [[0, 1]]  # without rows
+        if len(kinds) != 1:
+            raise NotImplementedError(f"enumerate_support needs the same sizes in all rows, but got {kinds}")
+        values = self._wrapped.enumerate_support(expand=False).to(self.dtype)
+        if kinds[0][0] == kinds[0][1]:
             values = values[values.flatten(1)[:, -1] == 1]
         values = values[..., :-1]
         return values.expand(-1, *self.batch_shape, -1) if expand else values
+
+
+def with_phantom(design: PhantomUnit, value: Tensor) -> Tensor:
+    """A value of a design as a value of ``wrapped``."""
+    value = value.double()
+    phantom = (1 + design.k - value.sum(-1)).unsqueeze(-1)
+    return torch.cat((value.expand(*phantom.shape[:-1], -1), phantom), -1)
 
 
 def _is_design_class(x: Any) -> TypeGuard[type[SamplingDesign]]:

@@ -3,15 +3,14 @@
 import math
 
 import torch
-from torch import Tensor
-from torch.types import _size as SizeLike
+from torch import Size, Tensor
 
-from khot._validation import check_generator, checked_shape
 from khot.kernels.draws import pivotal_draw
 from khot.kernels.random_numbers.philox import draw_seed
 from khot.laws import pivotal as law
 
 from .design import SamplingDesign
+from .rows import draw_by_rows
 
 
 class Pivotal(SamplingDesign):
@@ -50,14 +49,10 @@ class Pivotal(SamplingDesign):
         tensor([2., 2., 2.])
     """
 
-    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self.parameter.device)
-        draws = math.prod(checked_shape("sample_shape", sample_shape))
-        with torch.no_grad():
-            probs = self.probs.detach()
-            kernel = pivotal_draw.kernel(probs, draws)
-            if kernel is None:
-                return self._draw_by_rows(law.sample, sample_shape, generator)
-            seed = draw_seed(probs.device, generator)
-            drawn = kernel(probs, self.k, seed, draws, self.parameter.dtype)
-            return drawn.view(self._extended_shape(sample_shape))
+    def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        probs, draws = self._probs.detach(), math.prod(shape)
+        kernel = pivotal_draw.kernel(probs, draws)
+        if kernel is None:
+            return draw_by_rows(self, law.sample, shape, generator)
+        drawn = kernel(probs, self.k, draw_seed(probs.device, generator), draws, self.dtype)
+        return drawn.view(shape + probs.shape)

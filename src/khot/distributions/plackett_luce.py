@@ -7,20 +7,21 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
-from torch.types import _size as SizeLike
 
 from khot._contents import can_look, is_finite
 from khot._shapes import broadcast_shapes
-from khot._validation import as_int, check_flag, check_generator, check_strided, checked_shape
+from khot._validation import as_int, check_flag, check_strided
 from khot.constraints import ranking
 from khot.laws import plackett_luce as law
 
 from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short
+from .base import KHotDistribution, lazy
 from .design import LISTED, MAX_SUPPORT
-from .rows import DesignOfRows
+from .entry import entry
+from .sizes import shared_k, sizes_of
 
 
-class PlackettLuce(DesignOfRows):
+class PlackettLuce(KHotDistribution):
     r"""Chooses k of n units one after another, each in proportion to its weight among the remaining units.
 
     .. math:: P(v_1, \dots, v_k) = \prod_{j=1}^{k}
@@ -43,7 +44,7 @@ class PlackettLuce(DesignOfRows):
         logits: Log-weights ``(..., n)``; ``-inf`` excludes a unit.
         k: Number of choices, an int or an integer tensor that broadcasts with the batch shape of ``logits`` and may
             extend it. The largest entry of a tensor is the width of values, so its contents must be readable: under
-            ``vmap`` and in compiled code k has to be an int.
+            ``vmap`` k has to be an int.
         validate_args: Whether to check the contents of tensors.
 
     Raises:
@@ -68,32 +69,30 @@ class PlackettLuce(DesignOfRows):
     arg_constraints = {"logits": Vector(constraints.real), "k": constraints.nonnegative_integer}
     has_enumerate_support = True
 
+    @entry
     def __init__(self, logits: Tensor, k: int | Tensor, *, validate_args: bool | None = None) -> None:
         logits = checked_param("logits", logits)
         check_flag("validate_args", validate_args, optional=True)
         size = checked_size(k, logits)
         if isinstance(k, Tensor):
             logits, size = broadcast_with_k("logits", logits, size)
-        self.logits, self.k = logits, size
+        self.parameter, self.parameter_name, self.dtype, self.k = logits, "logits", logits.dtype, size
         self._shared_k = None if isinstance(k, Tensor) else as_int(k)
         width = _largest(size) if self._shared_k is None else self._shared_k
         super().__init__(logits.shape[:-1], Size([width]), validate_args=validate_args)
 
-    def _sources(self) -> list[Any]:
-        return [self.logits] if self._shared_k is not None else [self.logits, self.k]
-
     def _fits(self) -> bool:
         if self._shared_k is None or self.arg_constraints is not PlackettLuce.arg_constraints:
             return False
-        return is_finite(self.logits)
+        return is_finite(self._wide)
 
     def _validate_contents(self) -> None:
-        n, k = self.n, self.k
+        n, k = self._n, self.k
         if not ((k >= 0) & (k <= n)).all():
             raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
-        if (self.logits == torch.inf).any():
+        if (self._wide == torch.inf).any():
             raise ValueError("`logits` must be less than inf: a unit that is sure to come first has no log-weight")
-        possible = (self.logits > -torch.inf).sum(-1)
+        possible = (self._wide > -torch.inf).sum(-1)
         if (possible < k).any():
             row = (possible < k).nonzero()[0]
             raise ValueError(
@@ -102,69 +101,75 @@ class PlackettLuce(DesignOfRows):
             )
 
     @property
-    def n(self) -> int:
+    def _n(self) -> int:
         """The number of units to choose from."""
-        return self.logits.shape[-1]
+        return self.parameter.shape[-1]
+
+    @lazy
+    def _size(self) -> int | Tensor:
+        return self.k if self._shared_k is None else self._shared_k
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(logits: {in_short(self.logits)}, k: {in_short(self.size)})"
+        return f"{type(self).__name__}(logits: {in_short(self.parameter)}, k: {in_short(self._size)})"
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
+    @entry
     def support(self) -> constraints.Constraint:
-        return ranking(self.n, self.size)
+        return self._support
+
+    @lazy
+    def _support(self) -> constraints.Constraint:
+        return ranking(self._n, self._size)
 
     @property
-    def mode(self) -> Tensor:
-        """The most probable choices: the largest log-weights in decreasing order, the earlier first among ties."""
-        order = self.logits.detach().sort(dim=-1, descending=True, stable=True).indices
-        return law.padded(order[..., : self.event_shape[0]], self.size)
+    @entry
+    def logits(self) -> Tensor:
+        """The log-weights."""
+        return self._rounded(self._wide)
 
-    def sample(self, sample_shape: SizeLike = Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draws choices, ``sample_shape + batch_shape + (k,)``, by adding Gumbel noise to the log-weights.
+    def _rounded(self, result: Tensor) -> Tensor:
+        return result if result.dtype == torch.long else super()._rounded(result)
 
-        Args:
-            sample_shape: Shape of the independent draws.
-            generator: Source of randomness on the device of the parameters; by default torch's own.
-        """
-        check_generator(generator, self.logits.device)
-        shape = Size(checked_shape("sample_shape", sample_shape) + self.batch_shape)
-        return law.sample(self.logits.detach(), self.size, self.event_shape[0], shape, generator)
+    def _mode(self) -> Tensor:
+        """The largest log-weights in decreasing order, the earlier first among ties."""
+        order = self._wide.detach().sort(dim=-1, descending=True, stable=True).indices
+        return law.padded(order[..., : self.event_shape[0]], self._size)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of indices ``(*sample_shape, *batch_shape, k)`` in the order of choice."""
-        value = self._checked_value(value)
-        return self._log_prob_of_any(value, lambda: torch.arange(self.event_shape[0], device=value.device))
+    def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        return law.sample(self._wide.detach(), self._size, self.event_shape[0], shape + self.batch_shape, generator)
+
+    def _score(self, value: Tensor) -> Tensor:
+        return super()._score(self._checked_value(value))
+
+    def _value(self, like: Tensor) -> Tensor:
+        return torch.arange(self.event_shape[0], device=like.device)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         value = value.expand(*broadcast_shapes(value.shape[:-1], self.batch_shape), -1)
-        return law.log_prob(self.logits, self.size, value).to(self.logits.dtype)
+        return law.log_prob(self._wide, self._size, value)
 
+    @entry
     def to_khot(self, value: Tensor) -> Tensor:
         """The k-hot vectors ``(..., n)`` of values ``(..., k)``, in the dtype of ``logits``; -1 is ignored."""
         value = self._checked_value(value)
-        wide = self.logits.new_zeros(*value.shape[:-1], self.n + 1)  # the last entry collects the -1s
-        return wide.scatter(-1, torch.where(value < 0, self.n, value), 1.0)[..., : self.n]
+        wide = self._wide.new_zeros(*value.shape[:-1], self._n + 1, dtype=self.dtype)  # the last entry collects the -1s
+        return wide.scatter(-1, torch.where(value < 0, self._n, value), 1.0)[..., : self._n]
 
-    def entropy(self) -> Tensor:
-        """Entropy in nats, ``(...)``, as a sum over all n! / (n - k)! values, if there are at most ``MAX_SUPPORT``."""
-        entropy = self.logits.new_zeros(self.batch_shape, dtype=torch.float64)
-        for k in self.sizes("entropy"):
+    def _entropy(self) -> Tensor:
+        """As a sum over all n! / (n - k)! values, if there are at most ``MAX_SUPPORT``."""
+        entropy = self._wide.new_zeros(self.batch_shape, dtype=torch.float64)
+        for k in sizes_of(self, "entropy"):
             total: Tensor | float = 0.0
             for value in self._listed("entropy", k):
-                log_prob = law.log_prob(self.logits, k, value)
+                log_prob = law.log_prob(self._wide, k, value)
                 total = total - (log_prob.exp() * log_prob.masked_fill(log_prob == -torch.inf, 0.0)).sum(0)
             entropy = torch.where(self.k == k, total, entropy)
-        return entropy.to(self.logits.dtype)
+        return entropy
 
-    def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All n! / (n - k)! values in lexicographic order, along a new first dimension.
-
-        Raises:
-            NotImplementedError: If rows differ in ``k``.
-            ValueError: If there are more than ``MAX_SUPPORT`` (1,000,000) values.
-        """
-        k = self._require_shared_k("enumerate_support")
-        values = law.rankings(self.n, k, 0, self._count("enumerate_support", k), self.logits.device)
+    def _enumerated_support(self, expand: bool) -> Tensor:
+        """All n! / (n - k)! values in lexicographic order, of which there may be at most ``MAX_SUPPORT``."""
+        k = shared_k(self, "enumerate_support")
+        values = law.rankings(self._n, k, 0, self._count("enumerate_support", k), self._wide.device)
         values = values.view(len(values), *(1,) * len(self.batch_shape), k)
         return values.expand(-1, *self.batch_shape, -1) if expand else values
 
@@ -182,20 +187,20 @@ class PlackettLuce(DesignOfRows):
 
     def _count(self, wanted: str, k: int) -> int:
         """The number of values of size k."""
-        count = math.perm(self.n, k)
+        count = math.perm(self._n, k)
         if count > MAX_SUPPORT:
-            raise ValueError(f"{wanted} lists at most {MAX_SUPPORT} values, but {self.n}! / {self.n - k}! = {count}")
+            raise ValueError(f"{wanted} lists at most {MAX_SUPPORT} values, but {self._n}! / {self._n - k}! = {count}")
         return count
 
     def _listed(self, wanted: str, k: int) -> Iterator[Tensor]:
         """All values of size k ``(values, *batch_shape, k)``, in chunks that fit into memory."""
-        count, step = self._count(wanted, k), max(1, LISTED // max(1, self.logits.numel()))
+        count, step = self._count(wanted, k), max(1, LISTED // max(1, self._wide.numel()))
         for start in range(0, count, step):
-            value = law.rankings(self.n, k, start, min(start + step, count), self.logits.device)
+            value = law.rankings(self._n, k, start, min(start + step, count), self._wide.device)
             yield value.view(len(value), *(1,) * len(self.batch_shape), k).expand(-1, *self.batch_shape, -1)
 
 
 def _largest(k: Tensor) -> int:
     if not can_look(k) or k.is_meta:
-        raise NotImplementedError("PlackettLuce needs `k` as an int under vmap, in compiled code and on meta tensors")
+        raise NotImplementedError("PlackettLuce needs `k` as an int under vmap and for tensors without contents")
     return int(k.max()) if k.numel() else 0

@@ -17,7 +17,6 @@ from typing import Any, cast
 import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
-from torch.types import _size as SizeLike
 
 from khot._contents import can_look, is_finite
 from khot._notes import feels_between_vertices
@@ -27,7 +26,6 @@ from khot._validation import (
     check_draw,
     check_flag,
     check_function,
-    check_generator,
     check_strided,
     checked_positive,
 )
@@ -39,8 +37,9 @@ from khot.relaxations.log_odds import inside, is_interior, log_odds, log_slope, 
 from khot.relaxations.remembered import Sources
 
 from ._arguments import RANGE_ADVICE, Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
-from .base import KHotDistribution, column
+from .base import KHotDistribution, column, lazy
 from .design import Relaxation
+from .entry import entry
 
 _RELAXED = Sources()  # of straight-through samples
 
@@ -96,6 +95,7 @@ class RelaxedKHot(KHotDistribution):
     arg_constraints = {"logits": Vector(constraints.real)}
     has_rsample = True
 
+    @entry
     def __init__(
         self,
         temperature: float | Tensor,
@@ -108,8 +108,8 @@ class RelaxedKHot(KHotDistribution):
         logits, self.k = checked_param("logits", logits), _checked_sum(k, logits)
         if isinstance(self.k, Tensor):
             logits, self.k = broadcast_with_k("logits", logits, self.k)
-        shape = logits.shape
-        self.logits, batch_shape, event_shape = logits, shape[:-1], shape[-1:]
+        self.parameter, self.parameter_name, self.dtype = logits, "logits", logits.dtype
+        batch_shape, event_shape = logits.shape[:-1], logits.shape[-1:]
         check_function("relaxation", relaxation, "(scores, k, temperature)")
         check_flag("validate_args", validate_args, optional=True)
         self.relaxation = relaxation
@@ -119,11 +119,11 @@ class RelaxedKHot(KHotDistribution):
     def _fits(self) -> bool:
         if isinstance(self.k, Tensor) or isinstance(self.temperature, Tensor):
             return False
-        return self.arg_constraints is RelaxedKHot.arg_constraints and is_finite(self.logits)
+        return self.arg_constraints is RelaxedKHot.arg_constraints and is_finite(self._wide)
 
     def _validate_contents(self) -> None:
         n, k, temperature = self.event_shape[0], self.k, self.temperature
-        if not self.logits.isfinite().all():
+        if not self._wide.isfinite().all():
             raise ValueError("`logits` must be finite, but some are infinite: leave out units that are certain")
         if isinstance(k, Tensor) and not ((k >= 0) & (k <= n)).all():
             raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
@@ -131,7 +131,7 @@ class RelaxedKHot(KHotDistribution):
             raise ValueError(f"`temperature` must be positive and finite, but got {temperature}")
 
     def __repr__(self) -> str:
-        shown = {"temperature": self.temperature, "logits": self.logits, "k": self.k}
+        shown = {"temperature": self.temperature, "logits": self.parameter, "k": self.k}
         return f"{type(self).__name__}({', '.join(f'{name}: {in_short(value)}' for name, value in shown.items())})"
 
     @classmethod
@@ -139,13 +139,28 @@ class RelaxedKHot(KHotDistribution):
         return shapes_of(arg_shapes["logits"], arg_shapes)
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)
+    @entry
     def support(self) -> constraints.Constraint:
+        return self._support
+
+    @lazy
+    def _support(self) -> constraints.Constraint:
         return capped_simplex(self.k)
 
-    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self.logits.device)
-        return self._draw(self._scores(sample_shape, generator))
+    @property
+    @entry
+    def logits(self) -> Tensor:
+        """The log-weights."""
+        return self._rounded(self._wide)
 
+    def _rsample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        return self._draw(self._scores(shape, generator))
+
+    def _scores(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        whole = shape + self._batch_shape + self._event_shape
+        return self._wide - log_exponential(whole, self._wide.dtype, self._wide.device, generator)
+
+    @entry
     def from_scores(self, scores: Tensor) -> Tensor:
         r"""The draw for given perturbed scores: ``rsample`` with your own noise, such as fixed or shared noise.
 
@@ -168,19 +183,15 @@ class RelaxedKHot(KHotDistribution):
         """
         check_draw("scores", scores, self)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if may_differentiate(self.logits) and not may_differentiate(scores):
-            scores = with_derivatives_of(scores, self.in_float32.logits)
+        if may_differentiate(self._wide) and not may_differentiate(scores):
+            scores = with_derivatives_of(scores, self._wide)
         return self._draw(scores)
 
     def _draw(self, scores: Tensor) -> Tensor:
         return self._relaxed(scores)
 
-    def _scores(self, sample_shape: SizeLike, generator: torch.Generator | None = None) -> Tensor:
-        shape, logits = self._extended_shape(sample_shape), self.in_float32.logits
-        return logits - log_exponential(shape, logits.dtype, self.logits.device, generator)
-
     def _relaxed(self, scores: Tensor) -> Tensor:
-        value = self.relaxation(scores, self.k, self.temperature).to(self.logits.dtype)
+        value = self.relaxation(scores, self.k, self.temperature).to(self.dtype)
         if self.relaxation is sigmoid_topk:
             varies = self._varies
             if isinstance(varies, Tensor):
@@ -190,7 +201,7 @@ class RelaxedKHot(KHotDistribution):
             remember_scores(value, scores, self.k, self.temperature)
         return value
 
-    def enumerate_support(self, expand: bool = True) -> Tensor:
+    def _enumerated_support(self, expand: bool) -> Tensor:
         raise NotImplementedError(
             f"{type(self).__name__} has no enumerate_support: to enumerate the site, give it a sampling design such as "
             "ConditionalPoisson"
@@ -201,10 +212,10 @@ class RelaxedKHot(KHotDistribution):
         """Whether samples vary at all."""
         n = self.event_shape[0]
         if isinstance(self.k, Tensor):
-            return ((self.k > 0) & (self.k < n)).to(self.logits.device)
+            return ((self.k > 0) & (self.k < n)).to(self._wide.device)
         return bool(0 < self.k < n)
 
-    def log_prob(self, value: Tensor) -> Tensor:
+    def _score(self, value: Tensor) -> Tensor:
         if self.relaxation is not sigmoid_topk:
             name = getattr(self.relaxation, "__name__", repr(self.relaxation))
             raise NotImplementedError(f"RelaxedKHot has no density with relaxation={name}, only with sigmoid_topk")
@@ -231,13 +242,13 @@ class RelaxedKHot(KHotDistribution):
 
     def _is_surely_inside(self, value: Tensor) -> bool:
         """Whether one quick test, on a CPU, shows that all values have a density."""
-        if self._varies is not True or value.device.type != "cpu" or not can_look(value, *self._tensors()):
+        if self._varies is not True or value.device.type != "cpu" or not can_look(value, *self._tensors):
             return False
         return capped_simplex(self.k).holds(value.detach()) and is_interior(value)
 
     def _is_inside(self, value: Tensor) -> Tensor:
         """Whether a value has a density."""
-        return self.support.check(value) & ((value > 0) & (value < 1)).all(-1) & self._varies
+        return self._support.check(value) & ((value > 0) & (value < 1)).all(-1) & self._varies
 
     def _log_density(self, z: Tensor, inside: Tensor | None = None) -> Tensor:
         """The log-density of values with given log-odds; ``inside`` says which of them have a density (None: all)."""
@@ -245,11 +256,11 @@ class RelaxedKHot(KHotDistribution):
         if isinstance(temperature, Tensor):
             temperature = temperature.to(z.dtype)
         log_temperature = temperature.log() if isinstance(temperature, Tensor) else math.log(temperature)
-        log_share, slope = torch.log_softmax(self.logits - column(temperature) * z, -1), log_slope(z)
+        log_share, slope = torch.log_softmax(self._wide - column(temperature) * z, -1), log_slope(z)
         log_prob = (log_share - slope).sum(-1) + slope.logsumexp(-1) + (math.lgamma(n) + (n - 1) * log_temperature)
         if inside is not None:
             log_prob = log_prob.masked_fill(~inside, -torch.inf)
-        return log_prob.to(self.logits.dtype)
+        return log_prob
 
 
 @feels_between_vertices
@@ -283,6 +294,7 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
         ([0.0, 0.0, 1.0, 1.0], tensor(True))
     """
 
+    @entry
     def __init__(
         self,
         temperature: float | Tensor,
@@ -302,11 +314,11 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
         _RELAXED.remember(hard, relaxed)
         return hard
 
-    def log_prob(self, value: Tensor) -> Tensor:
+    def _score(self, value: Tensor) -> Tensor:
         source = _RELAXED.find(value)
         if source is not None:
             value = source.made_from.detach() if source.is_constant else source.made_from
-        return super().log_prob(value)
+        return super()._score(value)
 
 
 def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:

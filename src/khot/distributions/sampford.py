@@ -1,17 +1,15 @@
 """Sampford's design: exact inclusion probabilities, log-probability and pairs, with almost the largest entropy."""
 
 import torch
-from torch import Tensor
-from torch.types import _size as SizeLike
+from torch import Size, Tensor
 
-from khot._validation import check_generator
 from khot.laws import sampford as law
 from khot.laws import unit_by_unit
-from khot.laws.kept import Kept
+from khot.laws.once import Once
 from khot.relaxations import topk_mask
 
 from .design import SamplingDesign
-from .rows import WHOLE
+from .rows import WHOLE, draw_by_rows, in_slabs
 
 SLAB = 3 * 2**13  # units of the rows that are scored at a time: two product trees and their gradients, about 10 MB
 
@@ -57,36 +55,35 @@ class Sampford(SamplingDesign):
         tensor([0.1667, 0.3333, 0.5000, 1.0000])
     """
 
-    @property
-    def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n² log² n) time."""
-        mean = self.mean
-        return self.covariance_matrix + mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    def _pairwise_inclusion(self) -> Tensor:
+        """In O(n² log² n) time."""
+        mean = self._probs
+        return self._covariance_matrix().to(mean.dtype) + mean.unsqueeze(-1) * mean.unsqueeze(-2)
 
-    @property
-    def covariance_matrix(self) -> Tensor:
-        return law.covariance(self.probs, self.size).to(self.probs.dtype)
+    def _covariance_matrix(self) -> Tensor:
+        return law.covariance(self._probs, self._size)
 
-    @property
-    def mode(self) -> Tensor:
+    def _mode(self) -> Tensor:
         """The k-hot vector of the k largest probabilities."""
-        return topk_mask(self.probs, self.size)
+        return topk_mask(self._probs, self._size)
 
-    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self.parameter.device)
-
-        def draw(probs: Tensor, k: Tensor, draws: int, kept: "Kept | None") -> Tensor:
+    def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        def draw(probs: Tensor, k: Tensor, draws: int, kept: "Once | None") -> Tensor:
             return law.sample(probs, self._size_of(k), (draws,), generator, kept)
 
-        return self._draw_by_rows(draw, sample_shape)
+        return draw_by_rows(self, draw, shape)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        probs = self.probs
+        probs = self._probs
         draws_share = value.numel() > probs.numel()  # several draws share a product tree
         if draws_share or value.numel() <= WHOLE or unit_by_unit.takes(probs, self.k, value):
-            return law.log_prob(probs, self.size, value, self.kept).to(probs.dtype)
+            return law.log_prob(probs, self._size, value, self._kept)
 
         def log_prob(probs: Tensor, k: Tensor, value: Tensor) -> Tensor:
             return law.log_prob(probs, self._size_of(k), value)
 
-        return self._in_slabs(log_prob, probs, value, largest=SLAB).to(probs.dtype)
+        return in_slabs(log_prob, self.k, probs, value, largest=SLAB)
+
+    def _size_of(self, k: Tensor) -> int | Tensor:
+        """The k of some rows, as an int if it is one."""
+        return k if self._shared_k is None else self._shared_k

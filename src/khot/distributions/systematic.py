@@ -1,16 +1,18 @@
 """Systematic sampling: one uniform number for all units, in a random or a given order."""
 
 import torch
-from torch import Tensor
-from torch.types import _size as SizeLike
+from torch import Size, Tensor
 
 from khot._contents import can_look
-from khot._validation import check_choice, check_generator
+from khot._validation import check_choice
 from khot.laws import systematic as law
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.hard import positions
 
 from .design import Relaxation, SamplingDesign
+from .entry import entry
+from .rows import by_rows, draw_by_rows
+from .sizes import shared_k
 
 
 class Systematic(SamplingDesign):
@@ -53,6 +55,7 @@ class Systematic(SamplingDesign):
     _settings = ("order",)
     _complete_with = "order='fixed'"
 
+    @entry
     def __init__(
         self,
         probs: Tensor | None = None,
@@ -72,47 +75,34 @@ class Systematic(SamplingDesign):
         if self.order != "fixed":
             raise self._unavailable(wanted)
 
-    @property
-    def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal."""
+    def _pairwise_inclusion(self) -> Tensor:
         self._require_fixed_order("pairwise_inclusion")
-        return self._by_rows(law.pairs_in_order, self.probs).to(self.probs.dtype)
+        return by_rows(self, law.pairs_in_order, self._probs)
 
-    @property
-    def mode(self) -> Tensor:
+    def _mode(self) -> Tensor:
         """The vector of the longest interval in the given order."""
         self._require_fixed_order("log_prob")
-        return law.mode_in_order(self.probs, self.k, self.kept).to(self.probs.dtype)
+        return law.mode_in_order(self._probs, self.k, self._kept)
 
-    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self.parameter.device)
+    def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
         draw = law.draw_in_order if self.order == "fixed" else law.draw_in_random_order
-        with torch.no_grad():
-            return self._draw_by_rows(draw, sample_shape, generator)
+        return draw_by_rows(self, draw, shape, generator)
 
-    def sample_indices(
-        self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """The positions of the ones of draws, in increasing order: ``sample_shape + batch_shape + (k,)``, long.
-
-        In the given order this takes O(n) work per row of parameters and O(k log n) per draw.
-        """
-        check_generator(generator, self.parameter.device)
-        k = self._require_shared_k("sample_indices")
-        if self.order != "fixed" or not can_look(self.parameter):
-            return super().sample_indices(sample_shape, generator=generator)
-        with torch.no_grad():
-            shape = self._extended_shape(sample_shape)
-            u = law.start_points(shape, self.parameter.device, generator)
-            indices = law.find(law.cuts_in_order(self.probs, self.k, self.kept).end, u, k)
-            if (self.probs >= 1).any() or (indices.diff(dim=-1) <= 0).any():  # units as long as the distance of points
-                indices = positions(law.choose(law.line(self.probs, self.k), u), k)
+    def _sample_indices(self, shape: Size, generator: torch.Generator | None) -> Tensor:
+        """In the given order this takes O(n) work per row of parameters and O(k log n) per draw."""
+        k = shared_k(self, "sample_indices")
+        if self.order != "fixed" or not can_look(self._wide):
+            return super()._sample_indices(shape, generator)
+        u = law.start_points(shape + self._probs.shape, self._wide.device, generator)
+        indices = law.find(law.cuts_in_order(self._probs, self.k, self._kept).end, u, k)
+        if (self._probs >= 1).any() or (indices.diff(dim=-1) <= 0).any():  # units as long as the distance of points
+            indices = positions(law.choose(law.line(self._probs, self.k), u), k)
         return indices
 
     def _log_prob(self, value: Tensor) -> Tensor:
         self._require_fixed_order("log_prob")
-        return self._by_rows(law.log_prob_in_order, self.probs, value).to(self.probs.dtype)
+        return by_rows(self, law.log_prob_in_order, self._probs, value)
 
-    def entropy(self) -> Tensor:
+    def _entropy(self) -> Tensor:
         self._require_fixed_order("entropy")
-        return self._by_rows(law.entropy_in_order, self.probs).to(self.probs.dtype)
+        return by_rows(self, law.entropy_in_order, self._probs)

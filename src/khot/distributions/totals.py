@@ -11,6 +11,7 @@ from torch import Tensor
 from khot._shapes import broadcast_shapes
 from khot._validation import check_draw, check_floating, described
 
+from .base import unrounded
 from .design import SamplingDesign
 from .entry import entry
 from .phantom_unit import PhantomUnit
@@ -83,7 +84,7 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
     check_draw("value", given.double() if is_whole else given, design)
     _check_observed(y, value)
     dtype = y.dtype if is_whole else torch.promote_types(value.dtype, y.dtype)
-    return _estimates(design.in_float32.in_float64(), value.double(), y, dtype)
+    return _estimates(unrounded(design)._in_float64(), value.double(), y, dtype)
 
 
 def _estimates(design: SamplingDesign, value: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -113,7 +114,7 @@ def _check_drawn(value: Tensor, design: SamplingDesign) -> None:
         if impossible.any():
             unit = int(impossible.nonzero()[0, -1])
             raise ValueError(message.format(f"one {verb} unit {unit}, whose inclusion probability is {chance:.0f}"))
-    if design.enumerates("pairwise_inclusion"):  # all other designs can draw every such vector
+    if design._enumerates("pairwise_inclusion"):  # all other designs can draw every such vector
         return
     try:
         log_prob = design.log_prob(value)

@@ -9,7 +9,6 @@ nothing contribute nothing to the gradient.
 
 import torch
 from torch import Tensor
-from torch.types import _size as SizeLike
 
 from khot._contents import looks_at_contents
 from khot._host import on_host_without_float64
@@ -27,7 +26,8 @@ from khot._validation import (
     checked_positive,
     tensors_among,
 )
-from khot.distributions.base import column
+from khot.distributions.base import column, unrounded
+from khot.distributions.entry import entry
 from khot.kernels.random_numbers import normal
 from khot.relaxations import topk_mask
 from khot.relaxations.axes import as_axes, as_rows
@@ -142,6 +142,7 @@ class PerturbedTopK(PerturbedWrapper):
         tensor([0., 1., 1.])
     """
 
+    @entry
     def __init__(
         self,
         logits: Tensor,
@@ -157,16 +158,17 @@ class PerturbedTopK(PerturbedWrapper):
         )
         self.num_samples = checked_count("num_samples", num_samples)
 
-    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        return self.attach_gradient(self.design.sample(sample_shape, generator=generator), generator)
+    def _rsample(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+        return self.attach_gradient(self.design.sample(shape, generator=generator), generator)
 
+    @entry
     def attach_gradient(self, value: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` from any source, with this estimator's gradient."""
         check_draw("value", value, self)
         check_generator(generator, self.design.logits.device)
         if not self.needs_gradient:
             return value
-        design = self.design.in_float32
+        design = unrounded(self.design)
         logits = design.logits.detach()
         scale = column(design.scale)
         shape = torch.Size((self.num_samples, *value.shape))

@@ -6,14 +6,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.types import _size as SizeLike
 
 from khot import relaxations
 from khot._notes import feels_between_vertices
 from khot._validation import check_draw, check_function
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
-from khot.distributions.base import column, draw
-from khot.distributions.design import Relaxation
+from khot.distributions.base import column, unrounded
+from khot.distributions.design import Relaxation, relaxes_logits
+from khot.distributions.entry import entry
+from khot.distributions.phantom_unit import with_phantom
+from khot.distributions.sizes import size_of
 from khot.kernels.links.base import Link
 from khot.laws.conditional_poisson import inclusion_probabilities, times_covariance
 from khot.laws.inverse import solve_logits, times_covariance_at
@@ -91,6 +93,7 @@ class ReinMax(DesignWrapper):
         tensor([ 0.1250, -0.1250])
     """
 
+    @entry
     def __init__(
         self,
         design: SamplingDesign,
@@ -105,7 +108,7 @@ class ReinMax(DesignWrapper):
         if relaxation is not None:
             check_function("relaxation", relaxation, "(scores, k, temperature)")
         if isinstance(design, PhantomUnit):
-            if relaxation is None and design.relaxes_logits and not isinstance(design.wrapped, ConditionalPoisson):
+            if relaxation is None and relaxes_logits(design) and not isinstance(design.wrapped, ConditionalPoisson):
                 relaxation = sigmoid_topk  # the logits are log-odds
             design = design.wrapped
         self.relaxation = relaxation
@@ -122,15 +125,17 @@ class ReinMax(DesignWrapper):
         if relaxation is not None or not isinstance(design, ConditionalPoisson):
             _link_for(design, relaxation)  # validates the argument early
 
-    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        return self.attach_gradient(draw(self.design, sample_shape, generator))
+    def _rsample(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+        return self.attach_gradient(self.design.sample(shape, generator=generator))
 
+    @entry
     def attach_gradient(self, value: Tensor) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` from any source, with this estimator's gradient."""
         check_draw("value", value, self)
         value = value.detach()
-        if self.in_float32 is not self:
-            return self.in_float32.attach_gradient(wide(value)).to(value.dtype)
+        law = unrounded(self)
+        if law is not self:
+            return law.attach_gradient(wide(value)).to(value.dtype)
         if isinstance(self.design, PhantomUnit):
             return self._attach_with_phantom(self.design, value)
         tangent = self._tangent()
@@ -153,7 +158,7 @@ class ReinMax(DesignWrapper):
             probs=wrapped.probs - change, k=wrapped.k, validate_args=False, **design.design_kwargs
         )
         estimator = ReinMax(fixed, self.temperature, relaxation=self.relaxation)
-        return (estimator.attach_gradient(design.with_phantom(value)) + change)[..., :-1].to(value.dtype)
+        return (estimator.attach_gradient(with_phantom(design, value)) + change)[..., :-1].to(value.dtype)
 
     def _tangent(self) -> "_Tangent":
         if self.relaxation is None and isinstance(self.design, ConditionalPoisson):
@@ -171,7 +176,7 @@ class _Tangent(NamedTuple):
 
 
 def _covariance_tangent(design: ConditionalPoisson) -> _Tangent:
-    logits, k = design.logits, design.size
+    logits, k = design.logits, size_of(design)
 
     def softened(temperature: "float | Tensor") -> Tensor:
         return inclusion_probabilities(logits / column(temperature), k).to(logits.dtype)
@@ -214,7 +219,7 @@ def _pull_back_mask(g: Tensor, probs: Tensor, k: Tensor, *, link: Link) -> Tenso
 
 
 def _link_for(design: SamplingDesign, relaxation: Relaxation | None) -> Link:
-    if relaxation is None and not design.relaxes_logits:
+    if relaxation is None and not relaxes_logits(design):
         raise NotImplementedError(
             f"ReinMax needs the relaxation that made the inclusion probabilities, but this {type(design).__name__} "
             "has none: pass it, as in ReinMax(design, relaxation=sigmoid_topk)"

@@ -2,11 +2,11 @@
 
 import torch
 from torch import Tensor
-from torch.types import _size as SizeLike
 
 from khot._notes import feels_between_vertices
 from khot._validation import check_draw
-from khot.distributions.base import draw
+from khot.distributions.base import unrounded
+from khot.distributions.entry import entry
 from khot.kernels.operators.autograd import with_derivatives_of
 
 from .wrapper import DesignWrapper, wide
@@ -57,10 +57,14 @@ class StraightThrough(DesignWrapper):
         tensor([ 0.2500, -0.0833, -0.0833, -0.0833])
     """
 
-    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        return self.attach_gradient(draw(self.design, sample_shape, generator))
+    def _rsample(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+        return self._attached(self.design.sample(shape, generator=generator))
 
+    @entry
     def attach_gradient(self, value: Tensor) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` from any source, with this estimator's gradient."""
         check_draw("value", value, self)
-        return with_derivatives_of(wide(value), self.design.in_float32.mean).to(value.dtype)
+        return self._attached(value)
+
+    def _attached(self, value: Tensor) -> Tensor:
+        return with_derivatives_of(wide(value), unrounded(self.design).mean).to(value.dtype)

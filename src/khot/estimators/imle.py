@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.types import _size as SizeLike
 
 from khot._contents import is_dry_run
 from khot._notes import feels_between_vertices
 from khot._torch_internals import is_mapped
 from khot._validation import check_choice, check_draw, check_fraction, check_positive_contents, checked_positive
-from khot.distributions.base import column
+from khot.distributions.base import column, unrounded
+from khot.distributions.entry import entry
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise, sum_of_gamma_noise
 from .wrapper import Scorer, substitute_gradient
@@ -135,6 +135,7 @@ class IMLE(PerturbedWrapper):
         tensor([-0.0100,  0.0100,  0.0000])
     """
 
+    @entry
     def __init__(
         self,
         logits: Tensor,
@@ -151,13 +152,14 @@ class IMLE(PerturbedWrapper):
         super().__init__(design, log_prob, validate_args)
         self.step = step if isinstance(step, AdaptiveStep) else self._checked_softness("step", step)
 
-    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        return self.from_scores(self.design.perturb(self._extended_shape(sample_shape), generator))
+    def _rsample(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+        return self.from_scores(self.design.perturb(shape + self.batch_shape + self.event_shape, generator))
 
+    @entry
     def from_scores(self, scores: Tensor) -> Tensor:
         """The draw for perturbed scores ``(*sample_shape, *batch_shape, n)``, with the gradient of this estimator."""
         check_draw("scores", scores, self)
-        design = self.design.in_float32
+        design = unrounded(self.design)
         value = design.top(scores)
         if self.needs_gradient:
             pull_back = partial(_pull_back, design=design, step=self.step)

@@ -4,12 +4,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.types import _size as SizeLike
 
 from khot._torch_internals import may_differentiate
-from khot._validation import check_generator, check_positive_contents, checked_positive
+from khot._validation import check_positive_contents, checked_positive
 from khot.distributions import SamplingDesign
-from khot.distributions.base import column
+from khot.distributions.base import column, unrounded
 from khot.kernels.random_numbers import exponential, gamma, normal
 from khot.relaxations import topk_mask
 
@@ -22,12 +21,12 @@ Noise = Callable[["PerturbedScores", torch.Size, torch.Generator | None], Tensor
 
 def gaussian_noise(design: "PerturbedScores", shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
     """Standard normal noise."""
-    return normal(shape, design.in_float32.dtype, design.logits.device, generator)
+    return normal(shape, unrounded(design).dtype, design.parameter.device, generator)
 
 
 def gumbel_noise(design: "PerturbedScores", shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
     """Standard Gumbel noise."""
-    return -exponential(shape, design.in_float32.dtype, design.logits.device, generator).log_()
+    return -exponential(shape, unrounded(design).dtype, design.parameter.device, generator).log_()
 
 
 def sum_of_gamma_noise(
@@ -40,7 +39,7 @@ def sum_of_gamma_noise(
     with shape 1/k and scale k/i. So the total noise of a vector is that of perturb-and-MAP, but vectors with units in
     common do not have independent noise, and draws vary less than in the exponential family over k-hot vectors.
     """
-    dtype = design.in_float32.dtype
+    dtype = unrounded(design).dtype
     k = design.k.clamp(min=1).to(dtype)[..., None, None]
     term = torch.arange(1, GAMMA_TERMS + 1, dtype=dtype, device=k.device)
     total = (gamma((1 / k).expand(*shape, GAMMA_TERMS), generator) / (term / k)).sum(-1)
@@ -78,32 +77,30 @@ class PerturbedScores(SamplingDesign):
         self._validate_infinite_logits()
 
     @property
-    def mean(self) -> Tensor:
+    def _mean(self) -> Tensor:
         raise NotImplementedError(
             "the inclusion probabilities of the top k of perturbed scores are not known: estimate them from draws, "
             "sample((1000,)).mean(0)"
         )
 
-    @property
-    def mode(self) -> Tensor:
+    def _mode(self) -> Tensor:
         """The top k of the unperturbed scores, the most probable vector if all units have the same noise."""
-        return self.top(self.logits)
+        return self.top(self._logits)
 
     def _unavailable(self, wanted: str, of_what: str = "") -> NotImplementedError:
         return NotImplementedError(f"the {wanted} of the top k of perturbed scores is not known")
 
     def perturb(self, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
         """Perturbed scores of this shape, without gradient; at least in float32, which separates equal logits."""
-        check_generator(generator, self.logits.device)
         with torch.no_grad():
-            return self.in_float32.logits + column(self.scale) * self.noise(self, shape, generator)
+            return self._wide + column(self.scale) * self.noise(self, shape, generator)
 
     def top(self, scores: Tensor) -> Tensor:
         """The k-hot vectors that select the largest scores."""
-        return topk_mask(scores, self.size).to(self.dtype)
+        return topk_mask(scores, self._size).to(self.dtype)
 
-    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        return self.top(self.perturb(self._extended_shape(sample_shape), generator))
+    def _sample(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+        return self.top(self.perturb(shape + self._batch_shape + self._event_shape, generator))
 
 
 class PerturbedWrapper(DesignWrapper):

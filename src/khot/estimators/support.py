@@ -109,7 +109,7 @@ def _sizes(law: Distribution, support: k_hot, latents: int) -> list[tuple[int, .
             ends.append([k] * latents)
             continue
         if not can_look(k):
-            raise NotImplementedError("enumeration needs `k` as an int under vmap and in compiled code")
+            raise NotImplementedError("enumeration needs `k` as an int under vmap and for tensors without contents")
         rows = k.cpu().expand(law.batch_shape).reshape(shape)
         if len(rows) and not bool((rows == rows[0]).all()):
             sizes = sorted({*rows.unique().tolist()})

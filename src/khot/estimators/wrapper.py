@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from pyro.distributions import MaskedDistribution, TorchDistribution
 from torch import Tensor
 from torch.autograd import Function
 from torch.distributions import Distribution, Independent, constraints, kl_divergence, register_kl
+from typing_extensions import Self
 
 from khot._contents import looks_at_contents
 from khot._shapes import broadcast_shapes
@@ -20,7 +21,8 @@ from khot._validation import (
     described,
 )
 from khot.distributions import SamplingDesign
-from khot.distributions.base import KHotDistribution, instance_of
+from khot.distributions.base import KHotDistribution, unrounded
+from khot.distributions.entry import entry
 from khot.kernels.exact.rows import compute_dtype
 from khot.kernels.operators.autograd import wants_gradient
 
@@ -36,7 +38,7 @@ Scorer = SamplingDesign | Literal["none"] | None
 class DesignWrapper(KHotDistribution):
     """A sampling design whose draws carry a gradient: a Pyro distribution with ``rsample``.
 
-    A subclass defines ``rsample(sample_shape, *, generator=None)``. A tensor among its own attributes starts with
+    A subclass defines ``_rsample(shape, generator)``. A tensor among its own attributes starts with
     ``batch_shape``.
 
     Args:
@@ -57,6 +59,7 @@ class DesignWrapper(KHotDistribution):
     stand_in = "ConditionalPoisson(probs=design.mean)"
     stand_in_is = "a design with the same inclusion probabilities"
 
+    @entry
     def __init__(self, design: SamplingDesign, log_prob: Scorer = None, validate_args: bool | None = None) -> None:
         if not isinstance(design, SamplingDesign):
             advice = "; wrap it before `to_event`" if isinstance(design, Independent) else ""
@@ -95,41 +98,48 @@ class DesignWrapper(KHotDistribution):
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
-        return self.design.support
+        return self._support
 
     @property
-    def parameter(self) -> Tensor:
+    def parameter(self) -> Tensor:  # type: ignore[override]
         return self.design.parameter
 
-    def _sources(self) -> list[Any]:
-        sources = self.design._sources()
-        scorer = None if self.scorer is self.design else self.scorer
-        return sources if scorer is None else sources + scorer._sources()
-
-    def _made_in_float32(self) -> "DesignWrapper":
-        new = instance_of(type(self), self.__getstate__())
-        new.design, new.scorer = self.design.in_float32, self.scorer and self.scorer.in_float32
-        return new
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self.design.dtype
 
     @property
-    def mean(self) -> Tensor:
+    def _wide(self) -> Tensor:  # type: ignore[override]
+        return unrounded(self.design).parameter
+
+    def _unrounded(self) -> Self:
+        design = unrounded(self.design)
+        return (
+            self if design is self.design else self._with(design=design, scorer=self.scorer and unrounded(self.scorer))
+        )
+
+    @property
+    def _support(self) -> constraints.Constraint:
+        return cast(constraints.Constraint, self.design.support)
+
+    @property
+    def _mean(self) -> Tensor:
         return self.design.mean
 
     @property
-    def variance(self) -> Tensor:
+    def _variance(self) -> Tensor:
         return self.design.variance
 
-    @property
-    def mode(self) -> Tensor:
+    def _mode(self) -> Tensor:
         return self.design.mode
 
-    def enumerate_support(self, expand: bool = True) -> Tensor:
+    def _enumerated_support(self, expand: bool) -> Tensor:
         raise NotImplementedError(
             f"{type(self).__name__} has no enumerate_support: to enumerate the site, use the design without the "
             "estimator, or khot.infer.subset_categorical(design)"
         )
 
-    def log_prob(self, value: Tensor) -> Tensor:
+    def _score(self, value: Tensor) -> Tensor:
         """Score of a k-hot value, differentiable in the value if the log_prob of the scoring design is."""
         check_value(value)
         if self._validate_args:
@@ -138,7 +148,7 @@ class DesignWrapper(KHotDistribution):
             return value.new_zeros(broadcast_shapes(value.shape[:-1], self.batch_shape))
         return self._delegate("log_prob", value)
 
-    def entropy(self) -> Tensor:
+    def _entropy(self) -> Tensor:
         if self.scorer is None:
             raise NotImplementedError(f"{type(self).__name__}(log_prob='none') drops the entropy of its draws")
         return self._delegate("entropy")
@@ -221,14 +231,14 @@ def wrap_latents(law: Distribution, wrap: Callable[[Any], TorchDistribution]) ->
     return wrap(law)
 
 
-def in_float32(law: Distribution) -> Distribution:
+def unrounded_law(law: Distribution) -> Distribution:
     """The law with results in float32, if they are in a half type, for further computations."""
-    return wrap_latents(law, lambda latent: getattr(latent, "in_float32", latent))
+    return wrap_latents(law, lambda latent: unrounded(latent) if isinstance(latent, KHotDistribution) else latent)
 
 
 def scores_of(law: Distribution, values: Tensor) -> tuple[Tensor, torch.dtype]:
     """``law.log_prob(values)``, in float32 if the law would round it to a half type, and the dtype of the law."""
-    log_prob = in_float32(law).log_prob(values)
+    log_prob = unrounded_law(law).log_prob(values)
     dtype = getattr(_latent(law), "dtype", log_prob.dtype)
     return wide(log_prob), dtype
 

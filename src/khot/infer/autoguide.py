@@ -21,6 +21,8 @@ from khot._contents import can_look
 from khot._notes import feels_between_vertices
 from khot._validation import check_function, checked_real
 from khot.distributions import ConditionalPoisson, PhantomUnit, Pivotal, SamplingDesign, Systematic
+from khot.distributions.base import unrounded
+from khot.distributions.sizes import size_of
 from khot.estimators import ReinMax
 from khot.estimators.wrapper import check_estimator, wide
 from khot.kernels.threshold import solve_threshold
@@ -215,7 +217,7 @@ def _start(design: Any) -> Tensor:
     if isinstance(design, ConditionalPoisson) and design.log_prior is not None:
         return _start_of_prior(design)
     if not isinstance(design, ConditionalPoisson):
-        design = ConditionalPoisson(probs=wide(design.in_float32.mean), k=design.size)
+        design = ConditionalPoisson(probs=wide(unrounded(design).mean), k=size_of(design))
     return wide(design.logits.detach()).clone()
 
 
@@ -238,7 +240,7 @@ def _check_support(name: str, node: Any) -> None:
     if not isinstance(design, Pivotal | Systematic):
         return
     number = math.ceil(DRAWS / max(1, design.batch_shape.numel()))
-    guide = ConditionalPoisson(logits=_start(design).to(design.dtype), k=design.size)
+    guide = ConditionalPoisson(logits=_start(design).to(design.dtype), k=size_of(design))
     value = guide.sample((number,), generator=torch.Generator(design.k.device).manual_seed(0))
     try:
         log_prob: Any = scale_and_mask(node["fn"].log_prob(value), mask=node["mask"])
@@ -253,7 +255,7 @@ def _check_support(name: str, node: Any) -> None:
 
 def _ends(design: Any) -> tuple[Any, ...]:
     """The size of the rows, or the two ends of the possible ones, as ints if they are the same in all rows."""
-    size = design.size
+    size = size_of(design)
     ends = size[:2] if isinstance(size, tuple) else (size,)
     if isinstance(design, ConditionalPoisson) and design.log_prior is not None:
         possible = possible_sizes(design).long()

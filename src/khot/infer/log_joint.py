@@ -9,10 +9,9 @@ from pyro import poutine
 from torch import Tensor
 
 from khot._contents import can_look
-from khot.laws.kept import Kept
 from khot.relaxations import topk_mask
 
-from .sites import PRIOR_OVER_SIZE, KHotSite, State, Values, base_law, keep_laws
+from .sites import PRIOR_OVER_SIZE, KHotSite, State, Values, base_law
 from .summed_out import SummedOut
 
 
@@ -37,7 +36,6 @@ class LogJoint:
         self.sites: list[KHotSite] = []
         self.transforms: dict[str, Any] = {}
         self._summed_out: SummedOut | None = None
-        self._kept: dict[str, Kept] = {}  # values computed from the priors
 
     def sum_out(self, nesting: int) -> None:
         """Sums out the discrete sites that the model marks, to the left of this number of batch dimensions."""
@@ -101,7 +99,6 @@ class LogJoint:
             trace = self.trace({**params, **leaves})
             if len(params) > 1:
                 self._check_sizes_of(trace)  # those values may be the first to show that a size depends on them
-            keep_laws(trace, self._laws_of(leaves))
             trace.compute_log_prob()
             total: Any = trace.log_prob_sum() if self._summed_out is None else self._summed_out.total(trace)
         slopes: tuple[Tensor | None, ...] = (None,) * len(leaves)
@@ -114,8 +111,3 @@ class LogJoint:
         ]
         of_blocks = KHotSite.log_joint if self._summed_out is None else self._summed_out.of_blocks
         return found + [of_blocks(site, trace).detach() for site in self.sites]
-
-    def _laws_of(self, leaves: Values) -> dict[str, Kept]:
-        for name in leaves:
-            self._kept.setdefault(name, Kept())
-        return self._kept

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from khot._validation import check_positive_contents, check_strided, checked_positive
 from khot.distributions import PhantomUnit, RelaxedKHot, SamplingDesign
+from khot.distributions.base import unrounded
+from khot.distributions.design import relaxes_logits
 from khot.estimators import StraightThrough
 from khot.estimators.wrapper import check_estimator, wrap_latents
 from khot.relaxations import sigmoid_topk
@@ -110,7 +112,7 @@ class KHotReparam(Reparam):
 
 def _log_weights(design: SamplingDesign) -> Tensor:
     # The log-odds, where the logits are not log-odds: with a map other than the logistic one, or with probs.
-    if design.parameter_name == "probs" or (design.relaxes_logits and design.relaxation is not sigmoid_topk):
-        return torch.logit(design.in_float32.probs).to(design.dtype)
+    if design.parameter_name == "probs" or (relaxes_logits(design) and design.relaxation is not sigmoid_topk):
+        return torch.logit(unrounded(design).probs).to(design.dtype)
     logits, softness = design.logits, design.temperature
     return logits / (softness.unsqueeze(-1) if isinstance(softness, Tensor) else softness)

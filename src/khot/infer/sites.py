@@ -19,8 +19,8 @@ from torch.distributions import Independent
 
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.distributions.base import is_half
-from khot.estimators.wrapper import in_float32, wide
-from khot.laws.kept import Kept
+from khot.distributions.sizes import size_of
+from khot.estimators.wrapper import unrounded_law, wide
 from khot.laws.size_prior import log_size_law
 
 from .swaps import Point, Sizes
@@ -209,7 +209,7 @@ def base_law(fn: Any) -> Any:
 
 def possible_sizes(design: ConditionalPoisson) -> Tensor:
     """Whether each size from low to high is possible, ``(*batch, sizes)``, for a design with a prior over its size."""
-    return log_size_law(design.logits, design.size) > -torch.inf
+    return log_size_law(design.logits, size_of(design)) > -torch.inf
 
 
 def excluded_between(design: SamplingDesign) -> int | None:
@@ -220,7 +220,7 @@ def excluded_between(design: SamplingDesign) -> int | None:
     counts = possible.long()
     between = (counts.cumsum(-1) > 0) & (counts.flip(-1).cumsum(-1).flip(-1) > 0)
     gaps = (between & ~possible).nonzero()
-    return design.size.low + int(gaps[0, -1]) if len(gaps) else None
+    return size_of(design).low + int(gaps[0, -1]) if len(gaps) else None
 
 
 def _check_gaps(name: str, design: SamplingDesign) -> None:
@@ -233,12 +233,6 @@ def _check_gaps(name: str, design: SamplingDesign) -> None:
         )
 
 
-def keep_laws(trace: Any, kept: dict[str, Kept]) -> None:
-    """Passes values computed from the priors of earlier runs, which a model makes again each time, to equal priors."""
-    for name, of_site in kept.items():
-        base_law(trace.nodes[name]["fn"]).kept = of_site
-
-
 def is_khot(fn: Any) -> bool:
     """Whether a law is a sampling design whose sizes do not change with its probabilities."""
     return isinstance(base_law(fn), SamplingDesign) and not isinstance(base_law(fn), PhantomUnit)
@@ -248,7 +242,7 @@ def _log_prob(term: Any) -> Tensor:
     """The log-probability of a site, at least in float32: for a design in a half type, before it is rounded."""
     log_prob, fn = term["log_prob"], term["fn"]
     if is_half(log_prob.dtype) and is_khot(fn):
-        log_prob = scale_and_mask(in_float32(fn).log_prob(term["value"]), term["scale"], term["mask"])
+        log_prob = scale_and_mask(unrounded_law(fn).log_prob(term["value"]), term["scale"], term["mask"])
     return wide(log_prob)
 
 

@@ -11,8 +11,10 @@ from khot._contents import can_look
 from khot._shapes import broadcast_shapes
 from khot._validation import check_strided, checked_index, described
 from khot.distributions import SamplingDesign
+from khot.distributions.base import unrounded
 from khot.distributions.design import MAX_SUPPORT
 from khot.distributions.entry import entry
+from khot.distributions.sizes import sizes_of
 from khot.laws.subsets import MAX_RANK, k_hot_vectors_of_rank, rank_of_k_hot_vectors
 
 
@@ -62,12 +64,12 @@ def subset_categorical(design: SamplingDesign) -> Categorical:
         tensor([0., 1., 1.])
     """
     _check_design(design)
-    return _categorical(design.in_float32)
+    return _categorical(unrounded(design))
 
 
 def _categorical(design: SamplingDesign) -> Categorical:
     """The law of the number of a subset, for a design in the dtype of the computation."""
-    n, sizes = design.event_shape[0], design.sizes("subset_categorical")
+    n, sizes = design.event_shape[0], sizes_of(design, "subset_categorical")
     counts = {k: math.comb(n, k) for k in sizes}
     most = max(counts.values(), default=1)
     if most > MAX_SUPPORT:

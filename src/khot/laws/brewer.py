@@ -35,7 +35,7 @@ from khot._contents import can_look
 from khot.kernels.draws import balance
 from khot.kernels.random_numbers import uniform
 
-from .kept import Kept, kept_if_constant
+from .once import Once
 
 SLAB = 2**18  # subsets of slots, times units, of the values scored at a time on a CPU
 LARGEST_SHARE = 1 - 2.0**-52  # so that a share of a sum is less than the sum, whatever the rounding
@@ -50,7 +50,7 @@ def sample(
     size: int,
     shape: tuple[int, ...] = (),
     generator: torch.Generator | None = None,
-    kept: Kept | None = None,
+    kept: Once | None = None,
 ) -> Tensor:
     """Draws k-hot vectors ``(*shape, *batch, n)``, bool. O(nk) time each.
 
@@ -62,10 +62,10 @@ def sample(
         size: At least the largest k of any row; the number of steps if ``k`` cannot be read.
         shape: Shape of the independent draws.
         generator: Source of randomness; by default torch's own.
-        kept: Storage for the balanced probabilities.
+        kept: What was already made from these probabilities.
     """
     whole = *shape, *probs.shape
-    probs = kept_if_constant(kept, balance, probs, k)
+    probs = (kept or Once()).made_if_constant("balanced", balance, probs, k)
     if probs.device.type == "cpu" and k.numel() and can_look(probs, k):
         size = int((k - (probs >= 1).sum(-1)).max())
     u = uniform((*whole[:-1], size), probs.dtype, probs.device, generator)
@@ -142,7 +142,7 @@ def _listed_subsets(size: int) -> tuple[list[Any], ...]:
     return lacks, share, [[float(size - len(t) - 1)] for t in subsets], larger
 
 
-def log_prob(probs: Tensor, size: int, value: Tensor, kept: Kept | None = None) -> Tensor:
+def log_prob(probs: Tensor, size: int, value: Tensor, kept: Once | None = None) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``, O(2^k n) time each; ``-inf`` if impossible.
 
     Differentiable to any order; impossible values and units of probability 0 or 1 have zero gradient.
@@ -151,16 +151,16 @@ def log_prob(probs: Tensor, size: int, value: Tensor, kept: Kept | None = None) 
         probs: Inclusion probabilities.
         size: The largest k of any row, at most ``MAX_SIZE``.
         value: k-hot vectors; rows may differ in k.
-        kept: Storage for the list of subsets.
+        kept: What was already made for this size.
     """
-    size, certain, kept = max(1, size), probs >= 1, kept or Kept()
+    size, certain, kept = max(1, size), probs >= 1, kept or Once()
     impossible = torch.where(value > 0, probs <= 0, certain).any(-1)  # not 1 - probs, which rounds to 1 for rare units
     free = probs.masked_fill(certain, 0.0)
     inside = free * value
     # Slots are the units of the value. Those with a certain unit, or without a unit because another row has a larger k,
     # get probability 1, so that they are drawn first.
     slots = threshold(inside, 0.0, 1.0).topk(size, -1, largest=False).values
-    reached = _chance(kept.result(_subsets, size, probs.device), slots, free - inside)
+    reached = _chance(kept.made("subsets", _subsets, size, probs.device), slots, free - inside)
     return torch.cat((slots, reached), -1).log().sum(-1).masked_fill(impossible, -torch.inf)
 
 

@@ -40,7 +40,7 @@ from khot.kernels.exact.small_numbers import TINY, log_of_small
 from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
 
 from . import unit_by_unit
-from .kept import Kept
+from .once import Once
 from .size_range import SizeRange, centred
 from .tilted_tree import (
     FAR,
@@ -67,7 +67,7 @@ def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
 
 
 def log_counts_and_shifts(
-    logits: Tensor, k: int | Tensor, kept: Kept | None = None, balanced: bool = False
+    logits: Tensor, k: int | Tensor, kept: Once | None = None, balanced: bool = False
 ) -> tuple[Tensor, Tensor]:
     """log P(B = k) of each row, and the c for which this is likely, both ``(*batch,)``."""
 
@@ -95,7 +95,7 @@ def shifted_log_prob(logits: Tensor, shift: Tensor, value: Tensor) -> Tensor:
     return by_rows(function, SLAB, logits, shift, value)[0]
 
 
-def log_partition(logits: Tensor, k: Size, kept: Kept | None = None) -> Tensor:
+def log_partition(logits: Tensor, k: Size, kept: Once | None = None) -> Tensor:
     """Log of the elementary symmetric polynomial of order k at ``exp(logits)``; for a range the log of their sum.
 
     Its gradient is the vector of inclusion probabilities, and its Hessian is the covariance.
@@ -103,7 +103,7 @@ def log_partition(logits: Tensor, k: Size, kept: Kept | None = None) -> Tensor:
     Args:
         logits: Log-odds ``(*batch, n)``.
         k: Size of the subsets, int or integer tensor, or a range.
-        kept: Storage for the tree of these logits.
+        kept: What was already made from these logits, such as their tree.
 
     Returns:
         ``(*batch,)``, to about 1e-13 relative; infinite with a logit of ``+inf``.
@@ -116,7 +116,7 @@ def log_partition(logits: Tensor, k: Size, kept: Kept | None = None) -> Tensor:
     return terms.sum(-1) + (positive.sum(-1) - tilted.k) * tilted.shift + tilted.log_probability()
 
 
-def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Kept | None = None, balanced: bool = False) -> Tensor:
+def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Once | None = None, balanced: bool = False) -> Tensor:
     """Log-probability of k-hot values.
 
     Args:
@@ -124,7 +124,7 @@ def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Kept | None = None, b
         k: Size of the subsets, int or integer tensor, or a range.
         value: k-hot ``(*sample, *batch, n)``. Between k-hot vectors the result is linear in ``value``. Its derivative
             there is the logits for a range, and the logits plus a constant for a single k.
-        kept: Storage for the tree of these logits.
+        kept: What was already made from these logits, such as their tree.
         balanced: Whether they are log-odds of independent units of which k are expected to be ones, so that no equation
             needs to be solved.
 
@@ -160,7 +160,7 @@ def _inclusion(tilted: Tilted) -> Tensor:
     return included / (out + included)
 
 
-def inclusion_probabilities(logits: Tensor, k: Size, kept: Kept | None = None) -> Tensor:
+def inclusion_probabilities(logits: Tensor, k: Size, kept: Once | None = None) -> Tensor:
     """P(i in S) of every unit, ``(*batch, n)``, to about 1e-15; its Jacobian is the covariance of the k-hot vector.
 
     The result must not be written to: it may be a kept tensor.
@@ -327,17 +327,15 @@ def size_probabilities(logits: Tensor, k: SizeRange) -> Tensor:
     return tilted_by_rows(function, logits, k)[0]
 
 
-def entropy(logits: Tensor, k: Size, kept: Kept | None = None, inclusion: Tensor | None = None) -> Tensor:
+def entropy(logits: Tensor, k: Size, kept: Once | None = None, inclusion: Tensor | None = None) -> Tensor:
     """Entropy in nats, ``(*batch,)``.
 
-    ``inclusion`` is a result of :func:`inclusion_probabilities` for these tensors, perhaps before they were changed. If
-    it is still valid, both results share a graph.
+    With ``inclusion``, a result of :func:`inclusion_probabilities` for these tensors, both share a graph.
     """
     # log_prob is linear in its value, so its expectation is its value at the mean.
     if not isinstance(k, SizeRange) and unit_by_unit.takes(logits, k):
-        if not unit_by_unit.is_inclusion(inclusion, logits, k, kept):
-            inclusion = inclusion_probabilities(logits, k, kept)
-        return -log_prob(logits, k, cast(Tensor, inclusion), kept)
+        mean = inclusion_probabilities(logits, k, kept) if inclusion is None else inclusion
+        return -log_prob(logits, k, mean, kept)
 
     def function(tilted: Tilted) -> Tensors:
         mean = _inclusion(tilted)
@@ -358,7 +356,7 @@ def sample(
     k: Size,
     sample_shape: tuple[int, ...] = (),
     generator: torch.Generator | None = None,
-    kept: Kept | None = None,
+    kept: Once | None = None,
 ) -> Tensor:
     """Draws k-hot vectors exactly: the count of every left child given that of its parent, from the root downwards.
 
@@ -367,7 +365,7 @@ def sample(
         k: Size of the subsets, int or integer tensor, or a range.
         sample_shape: Leading shape of independent draws.
         generator: Source of randomness; by default torch's own.
-        kept: Storage for the tree of these logits.
+        kept: What was already made from these logits, such as their tree.
 
     Returns:
         Bool ``(*sample_shape, *batch, n)``, every row with exactly k ones, or with a number of ones in the range.

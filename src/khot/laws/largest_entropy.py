@@ -9,7 +9,7 @@ from torch.autograd import Function
 from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
 
 from .conditional_poisson import entropy
-from .kept import Kept
+from .once import Once
 
 
 class _LargestEntropy(Function):
@@ -42,7 +42,7 @@ def _entropy_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tens
 _apply_entropy = with_forward_mode(_LargestEntropy, _entropy_jvp)
 
 
-def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
+def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Once | None = None) -> Tensor:
     r"""Entropy ``(*batch,)`` of a conditional Poisson design with logits of :func:`khot.laws.inverse.solve_logits`.
 
     No design with these inclusion probabilities has a larger one. With H = log Z - <theta, pi>, its derivative is that

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from khot.kernels.draws import balance, missing_share, tournament
 
-from .kept import Kept, kept_if_constant
+from .once import Once
 
-KEPT_UNITS = 2**17  # beyond this, balanced probabilities and a copy to detect changes take too much memory
+KEPT_UNITS = 2**17  # beyond this, balanced probabilities take too much memory
 
 
 def sample(
-    probs: Tensor, k: Tensor, draws: int, generator: torch.Generator | None = None, kept: Kept | None = None
+    probs: Tensor, k: Tensor, draws: int, generator: torch.Generator | None = None, kept: Once | None = None
 ) -> Tensor:
     """Draws ``(draws, ..., n)`` for probabilities ``(..., n)``; designs that share ``kept`` balance them once."""
     if probs.numel() <= KEPT_UNITS:
-        return tournament(kept_if_constant(kept, balance, probs, k), draws, generator)
+        return tournament((kept or Once()).made_if_constant("balanced", balance, probs, k), draws, generator)
     return tournament(probs, draws, generator, missing_share(probs, k))

@@ -43,7 +43,7 @@ from khot.kernels.random_numbers import uniform
 
 from . import conditional_poisson, unit_by_unit
 from .conditional_poisson import pull_back
-from .kept import Kept, kept_if_constant
+from .once import Once
 from .tilted_tree import SLAB, SLABS
 
 COVARIANCE_CHUNK = 64  # rows of the covariance calculated at a time
@@ -84,13 +84,13 @@ def _most(k: int | Tensor, n: int) -> int:
     return max(1, int(k.max())) if k.device.type == "cpu" and k.numel() and can_look(k) else n
 
 
-def _units(balanced: Tensor, size: Tensor, most: int, kept: Kept) -> _Units:
+def _units(balanced: Tensor, size: Tensor, most: int, kept: Once) -> _Units:
     """Keeps the tree, without a graph, in eager mode on a CPU."""
     chances, rows = torch.stack((1 - balanced, balanced)), size.reshape(-1)
     leaf = _leaf(chances)
     if forest_roots.is_fused(balanced) or not runs_on_cpu(balanced):
         return _Units(chances, leaf, ProductTree(leaf, rows, most))
-    tree = kept.result(_kept_tree, chances, rows, most)
+    tree = kept.made("tree", _kept_tree, chances, rows, most)
     return _Units(chances, leaf if has_derivative(balanced, torch.is_grad_enabled()) else tree.leaf, tree)
 
 
@@ -98,9 +98,9 @@ def _kept_tree(chances: Tensor, rows: Tensor, most: int) -> KeptTree:
     return KeptTree(_leaf(chances).contiguous(), rows, most)
 
 
-def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
+def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Once | None = None) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` if one contradicts a probability 0 or 1."""
-    kept = Kept() if kept is None else kept
+    kept = Once() if kept is None else kept
 
     def by_tree(probs: Tensor, value: Tensor) -> Tensor:
         size, most = _size(probs, k), _most(k, probs.shape[-1])
@@ -108,7 +108,7 @@ def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = 
         def scored(balanced: Tensor, value: Tensor) -> tuple[Tensor, ...]:
             return _scored(_units(balanced, size, most, kept), value)
 
-        balanced = kept_if_constant(kept, balance, probs, size)
+        balanced = kept.made_if_constant("balanced", balance, probs, size)
         return by_formula(lambda *x: scored(*x)[0], scored, _slope, balanced, value.double())
 
     if unit_by_unit.takes(probs, k, value) and not has_derivative(value, torch.is_grad_enabled()):
@@ -175,15 +175,15 @@ def sample(
     k: int | Tensor,
     sample_shape: tuple[int, ...] = (),
     generator: torch.Generator | None = None,
-    kept: Kept | None = None,
+    kept: Once | None = None,
 ) -> Tensor:
     """Draws k-hot vectors exactly, ``(*sample_shape, *batch, n)`` bool."""
     n = probs.shape[-1]
     drawn = unit_by_unit.sample(marked_count_draw, probs, k, math.prod(sample_shape), generator)
     if drawn is not None:
         return drawn.view(*sample_shape, *drawn.shape[1:])
-    kept, size, count = Kept() if kept is None else kept, _size(probs, k), math.prod(sample_shape)
-    units = _units(kept_if_constant(kept, balance, probs, size), size, _most(k, n), kept)
+    kept, size, count = Once() if kept is None else kept, _size(probs, k), math.prod(sample_shape)
+    units = _units(kept.made_if_constant("balanced", balance, probs, size), size, _most(k, n), kept)
     marks = units.marks(units.outside()).flatten(0, 1).T.cumsum(-1)  # (rows, 2n)
     slab = max(1, MAX_DRAW_ELEMENTS // max(1, probs.numel()))
     parts = []

@@ -19,7 +19,7 @@ from khot._shapes import broadcast_shapes
 from khot.kernels.random_numbers import uniform
 
 from . import conditional_poisson as law
-from .kept import Kept
+from .once import Once
 
 ROUNDING = 1e-12  # of a sum of probabilities of sizes
 
@@ -68,7 +68,7 @@ def size_probabilities(logits: Tensor, prior: SizePrior) -> Tensor:
     return torch.nn.functional.pad(log_size_law(logits, prior).exp(), (prior.low, logits.shape[-1] - prior.high))
 
 
-def log_prob(logits: Tensor, prior: SizePrior, value: Tensor, kept: Kept | None = None) -> Tensor:
+def log_prob(logits: Tensor, prior: SizePrior, value: Tensor, kept: Once | None = None) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` for a size that the prior excludes.
 
     Between k-hot vectors it is extended by the law of the nearest size, in which it is linear.
@@ -87,7 +87,7 @@ def log_prob(logits: Tensor, prior: SizePrior, value: Tensor, kept: Kept | None 
     return at(rows.log_law) + given_size
 
 
-def inclusion_probabilities(logits: Tensor, prior: SizePrior, kept: Kept | None = None) -> Tensor:
+def inclusion_probabilities(logits: Tensor, prior: SizePrior, kept: Once | None = None) -> Tensor:
     """P(i in S) of every unit, ``(*batch, n)``."""
     rows = _by_size(logits, prior)
     return (rows.law.unsqueeze(-1) * law.inclusion_probabilities(rows.logits, rows.size)).sum(0)
@@ -122,7 +122,7 @@ def covariance(logits: Tensor, prior: SizePrior) -> Tensor:
     return cast(Tensor, sum(terms))
 
 
-def entropy(logits: Tensor, prior: SizePrior, kept: Kept | None = None, inclusion: Tensor | None = None) -> Tensor:
+def entropy(logits: Tensor, prior: SizePrior, kept: Once | None = None, inclusion: Tensor | None = None) -> Tensor:
     """Entropy in nats, ``(*batch,)``: that of the size, plus the expected entropy given the size."""
     rows = _by_size(logits, prior)
     log_law = rows.log_law.masked_fill(rows.log_law == -torch.inf, 0.0)
@@ -164,7 +164,7 @@ def sample(
     prior: SizePrior,
     sample_shape: tuple[int, ...] = (),
     generator: torch.Generator | None = None,
-    kept: Kept | None = None,
+    kept: Once | None = None,
 ) -> Tensor:
     """Draws a size for each vector, and the vector given its size; bool ``(*sample_shape, *batch, n)``."""
     probability = log_size_law(logits, prior).exp()

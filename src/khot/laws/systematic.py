@@ -35,7 +35,7 @@ from khot.kernels import random_numbers
 from khot.kernels.draws import balance
 from khot.kernels.operators.autograd import by_formula, with_derivatives_of
 
-from .kept import Kept, kept_if_constant
+from .once import Once
 
 ONE = 2**62  # represents 1 on the line; sums are modulo 4
 LONG = 2**20  # units of rows whose float32 probabilities may sum to a number that is further than 2 from k
@@ -83,7 +83,7 @@ class Cuts(NamedTuple):
         return left, pad(left[..., 1:], (0, 1), value=1.0) - left
 
 
-def cuts_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Cuts:
+def cuts_in_order(probs: Tensor, k: Tensor, kept: Once | None = None) -> Cuts:
     """The cuts of the line in the given order."""
     end = _kept_line(probs, k, kept)
     start = pad(end[..., :-1], (1, 0))
@@ -93,8 +93,8 @@ def cuts_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Cuts:
     return Cuts(whole, with_derivatives_of(joined, balance(probs, k).cumsum(-1)))
 
 
-def _kept_line(probs: Tensor, k: Tensor, kept: Kept | None) -> Tensor:
-    return kept_if_constant(kept, line, probs.detach(), k)
+def _kept_line(probs: Tensor, k: Tensor, kept: Once | None) -> Tensor:
+    return (kept or Once()).made("line", line, probs, k)
 
 
 def _joined(fraction: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def choose(end: Tensor, u: Tensor) -> Tensor:
 
 
 def draw_in_order(
-    probs: Tensor, k: Tensor, draws: int, generator: torch.Generator | None = None, kept: Kept | None = None
+    probs: Tensor, k: Tensor, draws: int, generator: torch.Generator | None = None, kept: Once | None = None
 ) -> Tensor:
     """Draws ``(draws, ..., n)`` in the given order."""
     u = start_points(torch.Size((draws, *probs.shape)), probs.device, generator)
@@ -127,7 +127,7 @@ def draw_in_order(
 
 
 def draw_in_random_order(
-    probs: Tensor, k: Tensor, draws: int, generator: torch.Generator | None = None, kept: Kept | None = None
+    probs: Tensor, k: Tensor, draws: int, generator: torch.Generator | None = None, kept: Once | None = None
 ) -> Tensor:
     """Draws ``(draws, ..., n)``, each in its own order."""
     shape = torch.Size((draws, *probs.shape))
@@ -137,7 +137,7 @@ def draw_in_random_order(
     return torch.empty_like(shuffled).scatter(-1, order, shuffled)
 
 
-def log_prob_in_order(probs: Tensor, k: Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
+def log_prob_in_order(probs: Tensor, k: Tensor, value: Tensor, kept: Once | None = None) -> Tensor:
     """Log-probability of k-hot values in the given order; ``-inf``, without gradient, for impossible ones."""
     distance = _kept_line(probs, k, kept) - (value.detach().cumsum(-1, dtype=torch.long) << 62)
     distance = distance.clamp(-ONE, ONE - 1)  # impossible values pass one of these before they are 4 away
@@ -174,13 +174,13 @@ def _equal_weights(chosen: Tensor) -> Tensor:
     return chosen / chosen.sum(-1, keepdim=True, dtype=torch.float64)
 
 
-def entropy_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor:
+def entropy_in_order(probs: Tensor, k: Tensor, kept: Once | None = None) -> Tensor:
     """Entropy in nats in the given order."""
     _, length = cuts_in_order(probs, k, kept).intervals()
     return -(length * torch.where(length > 0, length, 1).log()).sum(-1)
 
 
-def pairs_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor:
+def pairs_in_order(probs: Tensor, k: Tensor, kept: Once | None = None) -> Tensor:
     """E[x_i x_j], ``(..., n, n)``, with the probabilities on the diagonal."""
     cuts = cuts_in_order(probs, k, kept)
     start, end = cuts.start, cuts.start + cuts.length  # 0 <= start <= end <= 2
@@ -193,7 +193,7 @@ def pairs_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor
     return pairs * off_diagonal + torch.diag_embed(probs.double())
 
 
-def mode_in_order(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor:
+def mode_in_order(probs: Tensor, k: Tensor, kept: Once | None = None) -> Tensor:
     """The vector of the longest interval, as bool ``(..., n)``."""
     left, length = cuts_in_order(probs, k, kept).intervals()
     longest = length.argmax(-1, keepdim=True)

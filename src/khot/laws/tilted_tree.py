@@ -21,7 +21,7 @@ from khot.kernels.exact.rows import number_on
 from khot.kernels.operators.autograd import has_derivative
 from khot.kernels.threshold import solve_threshold
 
-from .kept import Kept
+from .once import Once
 from .size_range import SizeRange, centred
 
 Size = int | Tensor | SizeRange
@@ -77,7 +77,7 @@ def expand(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
     return logits.double().expand(*batch_shape, logits.shape[-1]), size.expand(batch_shape)
 
 
-def tilt(logits: Tensor, k: Size, kept: Kept | None = None, balanced: bool = False) -> Tilted:
+def tilt(logits: Tensor, k: Size, kept: Once | None = None, balanced: bool = False) -> Tilted:
     """The :class:`Tilted` of these logits, differentiable in them.
 
     With ``balanced``, the expected number of ones is already k. In eager code on a CPU the tree contains plain
@@ -90,7 +90,7 @@ def tilt(logits: Tensor, k: Size, kept: Kept | None = None, balanced: bool = Fal
         with torch.no_grad():
             tilted = _kept_tree(logits, balanced, *ends)
     else:
-        tilted = kept.result(_kept_tree, logits, balanced, *ends)
+        tilted = kept.made("tree", _kept_tree, logits, balanced, *ends)
     if not has_derivative(logits, torch.is_grad_enabled()):
         return tilted
     z = expand(logits, tilted.k)[0] + tilted.shift[..., None]
@@ -148,7 +148,7 @@ def tilted_by_rows(
     function: Callable[[Tilted], Tensors],
     logits: Tensor,
     k: Size,
-    kept: Kept | None = None,
+    kept: Once | None = None,
     balanced: bool = False,
 ) -> Tensors:
     """``function(tilt(logits, k))``; many rows on a CPU in slabs, because a tree takes 100 times their memory."""

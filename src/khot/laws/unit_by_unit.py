@@ -32,7 +32,7 @@ from khot.kernels.operators.autograd import by_formula, has_derivative
 from khot.kernels.random_numbers.philox import draw_seed
 from khot.kernels.registry import DrawOperator
 
-from .kept import Kept, without_repeats
+from .once import Once
 
 ByTree = Callable[..., Tensor]
 
@@ -76,10 +76,10 @@ def takes(logits: Tensor, *others: Any) -> bool:
     return bernoulli_count.is_fused(logits)
 
 
-def solve(logits: Tensor, k: int | Tensor, kept: Kept | None) -> Solved:
+def solve(logits: Tensor, k: int | Tensor, kept: Once | None) -> Solved:
     """The part that all results for these logits share."""
     if kept is not None:
-        return kept.result(_solve, logits, k)
+        return kept.made("solved", _solve, logits, k)
     return _solve(logits.detach(), k)
 
 
@@ -95,14 +95,22 @@ def _rows_of(x: Tensor, k: int | Tensor) -> tuple[torch.Size, Tensor, Tensor]:
     return batch_shape, rows.contiguous(), size.contiguous()
 
 
+def _without_repeats(x: Tensor, dims: int) -> Tensor:
+    """The tensor without the repetitions along its first dimensions that an ``expand``, as of a plate, has made."""
+    for dim, stride in enumerate(x.stride()[:dims]):
+        if stride == 0 and x.shape[dim] > 1:
+            x = x.narrow(dim, 0, 1)
+    return x
+
+
 def _shape_of(x: Tensor, k: int | Tensor) -> torch.Size:
     return broadcast_shapes(x.shape, (*k.shape, 1)) if isinstance(k, Tensor) else x.shape
 
 
 def _rows_once(x: Tensor, k: int | Tensor) -> tuple[torch.Size, Tensor, Tensor]:
     """Like :func:`_rows_of`, but repeated rows occur only once."""
-    size = without_repeats(k, k.ndim) if isinstance(k, Tensor) else k
-    return _rows_of(without_repeats(x, x.ndim - 1), size)
+    size = _without_repeats(k, k.ndim) if isinstance(k, Tensor) else k
+    return _rows_of(_without_repeats(x, x.ndim - 1), size)
 
 
 def _solve(logits: Tensor, k: int | Tensor) -> Solved:
@@ -132,7 +140,7 @@ def _pulled_back(by_tree: ByTree, inputs: Sequence[Tensor], wanted: Sequence[boo
 
 
 class _Inclusion(Function):
-    """Its node may be shared, see :func:`is_inclusion`, so it saves nothing that the backward pass of one result frees.
+    """Its node may be shared by several results, so it saves nothing that the backward pass of one of them frees.
 
     The kept tensor is not copied into the result either, so the result must not be written to.
     """
@@ -140,7 +148,7 @@ class _Inclusion(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, solved: Solved, log_odds: bool, by_tree: ByTree) -> Tensor:
         ctx.solved, ctx.log_odds, ctx.by_tree = solved, log_odds, by_tree
-        ctx.logits, ctx.version, ctx.history = logits, version_of(logits), logits.grad_fn
+        ctx.logits, ctx.version = logits, version_of(logits)
         return _inclusion(solved, log_odds)
 
     @staticmethod
@@ -167,25 +175,13 @@ def _inclusion(solved: Solved, log_odds: bool) -> Tensor:
     return (included.log() - out.log()).masked_fill(excluded, -torch.inf).masked_fill(certain, torch.inf)
 
 
-def inclusion(logits: Tensor, k: int | Tensor, kept: Kept | None, log_odds: bool, by_tree: ByTree) -> Tensor:
+def inclusion(logits: Tensor, k: int | Tensor, kept: Once | None, log_odds: bool, by_tree: ByTree) -> Tensor:
     """Inclusion probabilities, or their log-odds; must not be written to."""
     solved = solve(logits, k, kept)
     if not has_derivative(logits, torch.is_grad_enabled()):
         return _inclusion(solved, log_odds)
     result: Tensor = _Inclusion.apply(logits, solved, log_odds, by_tree)
     return result
-
-
-def is_inclusion(x: Tensor | None, logits: Tensor, k: int | Tensor, kept: Kept | None) -> bool:
-    """Whether x is a result of :func:`inclusion` for the logits as they are now, with a graph.
-
-    Other results can then be computed from x, so that one backward pass goes through all of them at once.
-    """
-    node: Any = None if x is None else x.grad_fn
-    if getattr(node, "logits", None) is not logits or not logits.requires_grad:
-        return False
-    is_untouched = node.version == version_of(logits) and node.history is logits.grad_fn
-    return is_untouched and node.solved is solve(logits, k, kept)  # only this detects a write to `data`
 
 
 class _LogProb(Function):
@@ -227,7 +223,7 @@ def _log_prob(value: Tensor, solved: Solved) -> Tensor:
     return bernoulli_count_log_prob(solved.logits, solved.tilt, solved.log_count, values).view(shape[:-1])
 
 
-def log_prob(logits: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None, by_tree: ByTree) -> Tensor:
+def log_prob(logits: Tensor, k: int | Tensor, value: Tensor, kept: Once | None, by_tree: ByTree) -> Tensor:
     """Log-probability of k-hot values."""
     solved, recorded = solve(logits, k, kept).for_values(value.shape), torch.is_grad_enabled()
     if not (has_derivative(logits, recorded) or has_derivative(value, recorded)):
@@ -281,10 +277,11 @@ def _sampford_log_prob(value: Tensor, marked: Marked) -> Tensor:
     return marked_count_log_prob(marked.balanced, marked.log_total, values).view(shape[:-1])
 
 
-def sampford_log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept, by_tree: ByTree) -> Tensor:
+def sampford_log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Once, by_tree: ByTree) -> Tensor:
     """Log-probability of k-hot values, which get no gradient."""
     differentiable = has_derivative(probs, torch.is_grad_enabled())
-    marked = kept.result(_solve_marked, probs, k, differentiable).for_values(value.shape)
+    name = "marked, with slope" if differentiable else "marked"
+    marked = kept.made(name, _solve_marked, probs, k, differentiable).for_values(value.shape)
     if not differentiable:
         return _sampford_log_prob(value, marked)
 

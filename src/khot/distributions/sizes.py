@@ -1,0 +1,46 @@
+"""The numbers of ones of the rows of a law on k-hot vectors."""
+
+import operator
+from typing import Any, cast
+
+import torch
+
+from khot._contents import can_look
+
+
+def size_of(design: Any) -> Any:
+    """``k`` as an int if it is known to be the same in all rows, else as a tensor; a range as a pair of these."""
+    return design._size
+
+
+def sizes_of(law: Any, wanted: str) -> list[int]:
+    """The different k of the rows in increasing order; ``[0]`` if there are no rows.
+
+    Raises:
+        NotImplementedError: If the contents of k cannot be read, or one row has several sizes; the message names
+            ``wanted``.
+    """
+    if law._shared_k is not None:
+        return [operator.index(law._shared_k)]
+    varies = getattr(law, "size_varies", False)
+    if not can_look(law.k):
+        needed = "the sizes, which are unknown" if varies else "`k` as an int"
+        raise NotImplementedError(f"{wanted} needs {needed} under vmap and for tensors without contents")
+    if varies and not torch.equal(law.k, law.largest_k):
+        raise NotImplementedError(
+            f"{wanted} needs draws of one size, but this {type(law).__name__} has a range of sizes, {law.support}"
+        )
+    return cast(list[int], law.k.unique().tolist() or [0])
+
+
+def shared_k(law: Any, wanted: str, advice: str = "") -> int:
+    """The k of all rows.
+
+    Raises:
+        NotImplementedError: If they differ.
+    """
+    sizes = sizes_of(law, wanted)
+    if len(sizes) != 1:
+        advice = f"; {advice}" if advice else ""
+        raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes}{advice}")
+    return sizes[0]

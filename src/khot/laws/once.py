@@ -1,0 +1,45 @@
+"""Values that the methods of one design share: each is made at the first call that needs it.
+
+Only numbers without a gradient are remembered, never a graph of autograd: a backward pass frees nothing that is
+remembered, and values made under ``torch.no_grad`` also serve calls that are differentiated.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+
+from khot._torch_internals import runs_unwatched
+from khot.kernels.operators.autograd import has_derivative
+
+R = TypeVar("R")
+
+
+class Once:
+    """What was made from the parameters of a design, which do not change, by name.
+
+    Values are remembered only in eager code: a tracer or a transform of torch.func must not see the numbers of other
+    calls, nor others its own.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def made(self, name: str, make: Callable[..., R], *args: Any) -> R:
+        """``make(*args)``, which is the same at every call; without gradient, and must not be written to."""
+        found: R | None = self._made.get(name)
+        if found is None:
+            own = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+            with own, torch.no_grad():
+                found = make(*[x.detach() if isinstance(x, torch.Tensor) else x for x in args])
+            if not torch.compiler.is_compiling() and runs_unwatched():
+                self._made[name] = found
+        return found
+
+    def made_if_constant(self, name: str, make: Callable[..., R], *args: Any) -> R:
+        """Likewise, but made again by differentiable operations if a tensor among the arguments has a derivative."""
+        recorded = torch.is_grad_enabled()
+        if any(isinstance(x, torch.Tensor) and has_derivative(x, recorded) for x in args):
+            return make(*args)
+        return self.made(name, make, *args)
