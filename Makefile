@@ -11,7 +11,7 @@ READY := $(VENV)/.khot-ready
 UNFINISHED := $(VENV)/.khot-unfinished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo experiments test test-all test-oldest test-middle test-newest matrix check lint docs wheel bench gpu clean
+.PHONY: help demo experiments test test-all test-oldest test-middle test-newest matrix check lint docs wheel bench findings gpu clean
 
 help:  ## prints this list
 	@echo "The first target that needs Python makes .venv, and downloads torch and some 300 MB more into it."
@@ -88,6 +88,12 @@ wheel:  ## builds and checks the packages in dist/, and tries the wheel in an em
 
 bench: $(READY)  ## measures times of khot and of other implementations
 	@for script in $(filter-out %/timing.py %/sass.py %/gpu.py %/gpu_static.py %/gpu_tiles.py,$(wildcard benchmarks/*.py)); do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
+
+findings:  ## shows what other packages really do, in environments of their own, and which behaviour has changed
+	@for script in findings/*.sh; do \
+		if found=$$("$$script" 2>&1); then echo "as before: $$script: $$(echo "$$found" | tail -n 1)"; \
+		else echo "changed: $$script"; echo "$$found" | tail -n 3; changed=yes; fi; \
+	done; test -z "$$changed"
 
 # Uses a Python whose torch supports the accelerator, unchanged: no .venv, no pinned versions, Pyro only if installed.
 GPU_TESTS := $(filter-out %_aot.py %_interpreter.py,$(wildcard tests/kernels/test_triton*.py)) \

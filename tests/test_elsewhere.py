@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, tensor
 from torch.nn.functional import relu
+from torch.utils.checkpoint import checkpoint
 
 from khot import (
     Brewer,
@@ -22,7 +23,7 @@ from khot import (
     sparse_topk,
     topk_mask,
 )
-from khot.nn import BatchTopK, TokenChoice, TopK
+from khot.nn import BatchTopK, NMSparsity, TokenChoice, TopK, topk_attention
 from tests import gof
 from tests.inputs import normal
 
@@ -61,6 +62,30 @@ def test_zeros_after_a_relu_give_the_outputs_of_torch_topk():
     torch.testing.assert_close(TopK(100)(x), there, rtol=0, atol=0)
     earliest = (x == 0).cumsum(-1) <= 100 - (x > 0).sum(-1, keepdim=True)
     torch.testing.assert_close(topk_mask(x, 100), ((x > 0) | earliest).float(), rtol=0, atol=0)
+
+
+def test_checkpoints_repeat_draws_from_the_default_generator():
+    """A generator of one's own is not reset by torch, so the second run continues with it."""
+    logits = torch.zeros(200, requires_grad=True)
+
+    def block(x: Tensor, generator: torch.Generator | None) -> Tensor:
+        return x.exp() * ConditionalPoisson(logits=x.detach(), k=100).sample(generator=generator)
+
+    for generator, repeated in ((None, True), (torch.Generator().manual_seed(0), False)):
+        torch.manual_seed(0)
+        y = checkpoint(block, logits, generator, use_reentrant=False)
+        (slope,) = torch.autograd.grad(y.sum(), logits)
+        assert torch.equal(slope != 0, y != 0) == repeated
+
+
+def test_queries_without_keys_are_zero():
+    x = normal(1, 2, 4)
+    open_keys = tensor([[True, True], [False, False]])
+    assert topk_attention(x, x, x, 1, attn_mask=open_keys)[0, 1].tolist() == [0.0] * 4
+
+
+def test_two_of_four_is_half():
+    assert (NMSparsity(2, 4)(normal(64, 64)) != 0).double().mean() == 0.5
 
 
 # Survey packages
@@ -152,8 +177,9 @@ def test_excluded_units_are_a_legal_parameter():
     exact = torch.softmax(logits, -1)
     for design in (ConditionalPoisson(logits=logits, k=1), GumbelTopK(logits=logits, k=1)):
         torch.testing.assert_close(design.mean, exact, rtol=1e-12, atol=0)
-    with pytest.raises(ValueError, match="k"):
-        ConditionalPoisson(logits=logits, k=3)
+    for refusing in (ConditionalPoisson, GumbelTopK, PlackettLuce):
+        with pytest.raises(ValueError, match="above -inf"):
+            refusing(logits=logits, k=3)
 
 
 # Relaxed maps
@@ -219,6 +245,16 @@ def test_balance_loss_is_one_at_equal_loads():
     torch.testing.assert_close(router.balance_loss(), tensor(1.0))
     chosen = logits.masked_fill(weights == 0, -torch.inf)
     torch.testing.assert_close(weights, torch.softmax(chosen, -1))
+
+
+def test_layers_that_use_half_of_their_experts_are_not_balanced_by_others():
+    first = tensor([[9.0, 9.0, 0.0, 0.0]]).repeat(8, 1)
+    losses = []
+    for logits in (first, first.flip(-1)):
+        router = TokenChoice(2)
+        router(logits)
+        losses.append(router.balance_loss().item())
+    assert losses == pytest.approx([2.0, 2.0], rel=1e-3)
 
 
 def test_closed_experts_lose_to_any_open_one():

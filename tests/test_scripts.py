@@ -180,3 +180,11 @@ def test_gallery(load, monkeypatch, tmp_path):
     kept = {figure.name for figure in (file.parent / "gallery").glob("*.png")}
     assert {figure.name for figure in tmp_path.glob("*.png")} == kept and len(kept) == 5
     assert all(figure.stat().st_size > 3_000 for figure in tmp_path.glob("*.png"))
+
+
+def test_every_row_of_a_package_for_python_is_checked(load):
+    module = load(ROOT / "benchmarks" / "peer_behaviour.py")
+    rows = module.rows()
+    assert len(rows) > 30
+    assert {row.package for row in rows if module.the_check(row) is None} == module.IN_R
+    assert len(module.CHECKS) == len([row for row in rows if row.package not in module.IN_R])
