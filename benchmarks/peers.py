@@ -6,6 +6,7 @@ Each number is the largest distance between the results of the peer and of khot 
 """
 
 import argparse
+import csv
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -156,6 +157,12 @@ MEASURED = {
 }
 
 
+def versions_on_page(name: str) -> list[str]:
+    """The versions of a library in the page's table, which is made from the file of results."""
+    with (RESULTS / "peers.csv").open(encoding="utf-8", newline="") as file:
+        return sorted({row["version"] for row in csv.DictReader(file) if row["library"] == name})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, default=RESULTS / "peers.csv", help="where the table goes")
@@ -164,6 +171,9 @@ def main() -> None:
     for name, measure in MEASURED.items():
         if library := optional(name.removesuffix("-jax")):
             rows += [{"library": name, "version": metadata.version(name), **found} for found in measure(library)]
+    for name, version in sorted({(str(row["library"]), str(row["version"])) for row in rows}):
+        if version not in (on_page := versions_on_page(name)):
+            print(f"{name} is {version} here, {' and '.join(on_page) or 'not'} on the page")
     if rows:
         write_csv(options.csv, rows)
 

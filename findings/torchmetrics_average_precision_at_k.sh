@@ -4,9 +4,9 @@
 # date: 2026-11-29
 # behaviour: retrieval_average_precision(top_k=k) divides by the number of relevant documents among the first k, not
 #            by that of all of them.
-# expected: Divided by min(k, number of relevant documents), as in trec_eval and in Kaggle's MAP@k: 0.5 here.
-# seen: Relevance (1, 0, 1, 1) in this order and k = 2 give 1.0. Finding one document instead of two, the other one in
-#       the second place, gives the same as finding both.
+# expected: Divided by the number of relevant documents, as in trec_eval (0.33 here), or by k if that is less (0.5).
+# seen: Relevance (1, 0, 1, 1) in this order and k = 2 give 1.0. Finding one document instead of two gives the same as
+#       finding both.
 # why: Values cannot be compared with those of other libraries, and a model that finds less may score more.
 set -euo pipefail
 folder=$(mktemp -d)
