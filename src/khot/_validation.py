@@ -14,6 +14,7 @@ from torch.distributions import Distribution
 
 from ._contents import looks_at_contents
 from ._refusals import refuse_trace
+from ._torch_internals import is_recomputed
 
 
 def tensors_among(*values: Any) -> list[Tensor]:
@@ -300,6 +301,11 @@ def check_generator(generator: Any, device: torch.device | None = None) -> None:
         raise TypeError(f"`generator` must be a torch.Generator or None, but got {generator!r}")
     if device is not None and device.type not in (generator.device.type, "meta"):
         raise ValueError(f"`generator` must be on the device of the draws, {device}, but is on {generator.device}")
+    if not torch.compiler.is_compiling() and is_recomputed():
+        raise RuntimeError(
+            "a `generator` has moved on when an activation checkpoint runs its block once more, so the gradient would "
+            "be that of another draw: draw before the block, or use torch's default generator, which is set back"
+        )
 
 
 def is_int(value: Any) -> bool:

@@ -115,7 +115,8 @@ class KHotDistribution(TorchDistribution):
         Args:
             sample_shape: Shape of the independent draws.
             generator: Source of randomness on the device of the parameters; by default torch's own. Inside a vmap its
-                numbers follow ``randomness``, as those of the default one do.
+                numbers follow ``randomness``, as those of the default one do. In an activation checkpoint only the
+                default one is set back, so that the second run raises a RuntimeError with any other.
         """
         shape = self._checked_draw(sample_shape, generator)
         with torch.no_grad():
