@@ -40,9 +40,10 @@ def can_look(*tensors: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or is_traced_by_mode():  # Dynamo knows only the first
         return False
-    if any(map(is_recorded, tensors)):
-        return False
-    return all(map(has_memory, tensors)) or not any(is_mapped(x) or is_shape_only(x) for x in tensors)
+    for x in tensors:
+        if (x.is_cuda and is_recorded(x)) or not (has_memory(x) or not (is_mapped(x) or is_shape_only(x))):
+            return False
+    return True
 
 
 def checks_contents(tensor: Tensor) -> bool:

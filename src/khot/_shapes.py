@@ -1,9 +1,13 @@
 """Broadcasting of shapes."""
 
+from itertools import chain
+
 import torch
 from torch.types import _size as SizeLike
 
 __all__ = ["broadcast_shapes"]
+
+INTEGERS = {int}
 
 
 def broadcast_shapes(*shapes: SizeLike) -> torch.Size:
@@ -12,10 +16,10 @@ def broadcast_shapes(*shapes: SizeLike) -> torch.Size:
     A call of torch's function takes as long as ten operations on small tensors, and the first one in a process imports
     SymPy. It is used only for shapes with symbols.
     """
-    if torch.compiler.is_compiling() or not all(type(length) is int for shape in shapes for length in shape):
+    if torch.compiler.is_compiling() or not INTEGERS.issuperset(map(type, chain(*shapes))):
         return torch.broadcast_shapes(*shapes)
     first = torch.Size(shapes[0])
-    return first if all(shape == first for shape in shapes) else _broadcast_integers(shapes)
+    return first if shapes.count(first) == len(shapes) else _broadcast_integers(shapes)
 
 
 def _broadcast_integers(shapes: tuple[SizeLike, ...]) -> torch.Size:

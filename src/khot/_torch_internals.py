@@ -149,10 +149,8 @@ def is_transformed() -> bool:
     return functorch.peek_interpreter_stack() is not None
 
 
-def transform_level() -> int | None:
-    """How many transforms of torch.func this runs in; None outside of them."""
-    level: int | None = functorch.maybe_current_level()
-    return level
+# How many transforms of torch.func this runs in; None outside of them.
+transform_level: Callable[[], int | None] = functorch.maybe_current_level
 
 
 def leave_graph_if_differentiated() -> None:

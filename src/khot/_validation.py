@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.nn import Parameter
 
 from ._contents import looks_at_contents
 from ._refusals import refuse_trace
@@ -47,11 +48,22 @@ def check_strided(name: str, value: Any, *, are_scores: bool = False, reads_layo
 
 def check_floating(name: str, value: Any, *, are_scores: bool = False, reads_layouts: bool | None = None) -> None:
     """Checks for a dense tensor of a floating-point dtype in which torch computes."""
+    if _is_dense(value) and value.is_floating_point():
+        return
     _check_tensor(name, value)
     check_strided(name, value, are_scores=are_scores, reads_layouts=reads_layouts)
     if not value.is_floating_point():
         advice = "" if value.is_complex() else f": pass {name}.float()"
         raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}{advice}")
+
+
+def _is_dense(value: Any) -> bool:
+    """Whether one quick test shows that this is a dense tensor in a dtype of 16 bits or more, outside of graphs."""
+    kind = type(value)
+    if (kind is not Tensor and kind is not Parameter) or torch.compiler.is_compiling():
+        return False
+    is_usual = value.layout is torch.strided and not value.is_nested and torch._C._get_tracing_state() is None
+    return is_usual and (value.dtype.itemsize > 1 or not value.is_floating_point())
 
 
 def _check_tensor(name: str, value: Any) -> None:
@@ -247,6 +259,8 @@ def as_int(number: Any) -> Any:
 
 def checked_shape(name: str, shape: Any) -> torch.Size:
     """A tuple, list or Size of ints >= 0 as a Size; sizes of a traced or compiled tensor are not checked."""
+    if isinstance(shape, tuple) and not shape:
+        return torch.Size()
     try:
         size = torch.Size(map(as_int, shape))
     except (TypeError, ValueError):
@@ -419,8 +433,9 @@ def name_init(cls: type) -> None:
 
 def check_value(value: Any) -> None:
     """Checks for a dense tensor, as which a law can score a value."""
-    _check_tensor("value", value)
-    check_strided("value", value)
+    if not _is_dense(value):
+        _check_tensor("value", value)
+        check_strided("value", value)
 
 
 def check_draw(name: str, value: Any, law: Distribution) -> None:

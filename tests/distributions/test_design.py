@@ -131,7 +131,7 @@ def test_a_design_says_what_it_was_made_from(given):
     design = Sampford(**{given: x}, k=2)
     assert design.parameter is x and design.parameter_name == given and size_of(design) == 2
     rows = Sampford(**{given: x}, k=torch.tensor([2, 2]))
-    assert rows.size.tolist() == [2, 2]
+    assert size_of(rows).tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("make", [Brewer, ParetoSampling, GumbelTopK, Sampford])

@@ -1,6 +1,8 @@
 """The base of designs, relaxed laws and the estimators that wrap designs: the members that users call, and checks."""
 
+from collections.abc import Sequence
 from inspect import signature
+from itertools import filterfalse
 from typing import Any, TypeVar, cast
 
 import torch
@@ -21,6 +23,8 @@ from khot.laws.once import Once
 from .entry import count_of_writes, entry
 
 Law = TypeVar("Law", bound="KHotDistribution")
+
+WIDE = torch.float32.itemsize
 R = TypeVar("R")
 
 
@@ -69,8 +73,9 @@ class KHotDistribution(TorchDistribution):
     provenance: frozenset[Any] = frozenset()
     _wide: Tensor
     _shared_k: int | None = None  # the size, if it is known to be the same in all rows
-    _counted: tuple[Tensor, ...] = ()  # the tensors whose writes torch counts
-    _writes = 0
+    _tensors: list[Tensor]  # those that were given
+    _counted: Sequence[Tensor] = ()  # those of them whose writes torch counts
+    _writes: int
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -91,16 +96,16 @@ class KHotDistribution(TorchDistribution):
     def _begin(self) -> None:
         """Prepares a law whose parameters are set."""
         own = self.__dict__
-        self._kept, self._level = Once(), transform_level()
-        tensors = [x for name, x in own.items() if isinstance(x, Tensor) and not self._is_given_as_int(name)]
-        self._tensors, self._counted = tensors, tuple([x for x in tensors if not x.is_inference()])
-        self._writes = count_of_writes(self._counted)
+        self._kept, self._level, self._tensors = Once(), transform_level(), []
+        for name, value in own.items():
+            made_here = self._shared_k is not None and name in ("k", "largest_k")
+            if isinstance(value, Tensor) and not made_here:
+                self._tensors.append(value)
+        self._counted = list(filterfalse(Tensor.is_inference, self._tensors))
+        self._writes = sum(map(count_of_writes, self._counted))
         if "parameter" in own:
-            self._wide = self.parameter if not is_half(self.parameter.dtype) else self._widened()
-            own[f"_{self.parameter_name}"] = self._wide
-
-    def _is_given_as_int(self, name: str) -> bool:
-        return self._shared_k is not None and name in ("k", "largest_k")
+            narrow = self.parameter.dtype.itemsize < WIDE
+            self._wide = own[f"_{self.parameter_name}"] = self._widened() if narrow else self.parameter
 
     def _widened(self) -> Tensor:
         """The parameter in float32."""
@@ -312,7 +317,6 @@ class KHotDistribution(TorchDistribution):
 
     def _validate_sample(self, value: Tensor) -> None:
         """As in torch; but if rows differ in k, a value for several rows, as in enumeration over k, must fit one."""
-        check_value(value)
         tensors = value, *self._tensors
         if not (has_contents(*tensors) and validates(*tensors)):
             self._validate_shape(value)
@@ -350,7 +354,7 @@ def unrounded(law: Law) -> Law:
 
 def is_half(dtype: torch.dtype) -> bool:
     """Whether a dtype has fewer digits than float32, which is then used for all arithmetic."""
-    return dtype.itemsize < 4
+    return dtype.itemsize < WIDE
 
 
 def column(value: float | Tensor) -> float | Tensor:

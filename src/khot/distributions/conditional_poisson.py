@@ -163,8 +163,7 @@ class ConditionalPoisson(SamplingDesign):
 
     @lazy
     def _support(self) -> constraints.Constraint:
-        size = self._size
-        return k_hot(size.low, size.high) if self.size_varies else k_hot(size)
+        return k_hot(self._size.low, self._size.high) if self.size_varies else super()._support
 
     @lazy
     def _logits(self) -> Tensor:

@@ -4,6 +4,7 @@ This module contains what they have in common: the two parametrisations, their c
 and the moments that follow from first- and second-order inclusion probabilities. A design adds its law.
 """
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -45,6 +46,8 @@ POSTERIOR_ADVICE = (
 )
 
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
+
+k_hot_of_int = functools.lru_cache(k_hot)  # constraints that all designs of this size share
 
 
 class SamplingDesign(KHotDistribution):
@@ -137,12 +140,15 @@ class SamplingDesign(KHotDistribution):
                 f"`k`, the number of ones, is required with `logits`: write {type(self).__name__}(logits=logits, k=2). "
                 f"{POSTERIOR_ADVICE}"
             )
-        check_function("relaxation", relaxation, "(logits, k, temperature)")
-        check_flag("validate_args", validate_args, optional=True)
+        if relaxation is not sigmoid_topk:
+            check_function("relaxation", relaxation, "(logits, k, temperature)")
+        if validate_args is not None:
+            check_flag("validate_args", validate_args, optional=True)
         self.parameter = param = self._with_sizes(param, k)
         self.dtype, batch_shape = param.dtype, param.shape[:-1]
         self.relaxation = relaxation
-        self.temperature = checked_positive("temperature", temperature, batch_shape)
+        is_usual = type(temperature) is float and 0 < temperature < math.inf
+        self.temperature = temperature if is_usual else checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, param.shape[-1:], validate_args=validate_args)
 
     def __repr__(self) -> str:
@@ -152,6 +158,10 @@ class SamplingDesign(KHotDistribution):
 
     def _with_sizes(self, param: Tensor, k: Any) -> Tensor:
         """Sets the number of ones of each row, and returns the parameter with all batch dimensions."""
+        if type(k) is int and 0 <= k <= param.shape[-1]:
+            self.k = self.largest_k = torch.full(param.shape[:-1], k, device=param.device)
+            self._shared_k, self._size, self._support = k, k, k_hot_of_int(k)
+            return param
         size = _sizes(param.detach()) if k is None else checked_size(k, param)
         if isinstance(k, Tensor):
             param, size = broadcast_with_k(self.parameter_name, param, size)
@@ -192,7 +202,7 @@ class SamplingDesign(KHotDistribution):
 
     @lazy
     def _support(self) -> constraints.Constraint:
-        return k_hot(self._size)
+        return k_hot(self._size) if self._shared_k is None else k_hot_of_int(self._shared_k)
 
     @property
     @entry

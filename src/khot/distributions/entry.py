@@ -13,13 +13,12 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import torch
 from pyro.ops.provenance import detach_provenance, get_provenance, track_provenance
-from torch import Tensor
 from torch.overrides import has_torch_function
 
 from khot._distributed.placements import has_dtensor, refuse_dtensor
@@ -36,12 +35,7 @@ class _State(threading.local):
 
 
 _state = _State()
-_writes = attrgetter("_version")
-
-
-def count_of_writes(tensors: Iterable[Tensor]) -> int:
-    """How often these tensors were written to, together."""
-    return sum(map(_writes, tensors))
+count_of_writes = attrgetter("_version")
 
 
 def entry(function: F) -> F:
@@ -56,24 +50,20 @@ def entry(function: F) -> F:
             args = (kwargs.pop(first),)
         law, args = args[0], args[1:]
         counted = getattr(law, "_counted", ())
-        if counted and sum(map(_writes, counted)) != law._writes:
+        if counted and sum(map(count_of_writes, counted)) != law._writes:
             raise _changed(law)
         values = (*args, *kwargs.values()) if kwargs else args
-        if _is_unusual(values) or getattr(law, "provenance", None):
+        is_unusual = (
+            has_torch_function(values)
+            or torch._C._get_tracing_state() is not None
+            or ("torch._dynamo" in sys.modules and is_watched_by_dynamo())
+            or ("torch.distributed.tensor" in sys.modules and has_dtensor(values))
+        )
+        if is_unusual or getattr(law, "provenance", None):
             return _enter(function, law, args, kwargs)
         return function(law, *args, **kwargs)
 
     return cast(F, mark_as_outside_graphs(call, REASON))
-
-
-def _is_unusual(values: tuple[Any, ...]) -> bool:
-    """Whether a tracer or a compiler watches this call, or a value is a tensor of a subclass."""
-    return (
-        has_torch_function(values)
-        or is_watched_by_dynamo()
-        or torch._C._get_tracing_state() is not None
-        or ("torch.distributed.tensor" in sys.modules and has_dtensor(values))
-    )
 
 
 def _changed(law: Any) -> RuntimeError:

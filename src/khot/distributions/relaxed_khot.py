@@ -27,6 +27,7 @@ from khot._validation import (
     check_flag,
     check_function,
     check_strided,
+    check_value,
     checked_positive,
 )
 from khot.constraints import capped_simplex
@@ -219,6 +220,7 @@ class RelaxedKHot(KHotDistribution):
         if self.relaxation is not sigmoid_topk:
             name = getattr(self.relaxation, "__name__", repr(self.relaxation))
             raise NotImplementedError(f"RelaxedKHot has no density with relaxation={name}, only with sigmoid_topk")
+        check_value(value)
         if self._validate_args:
             self._validate_sample(value)
         if self._checks_contents(value):

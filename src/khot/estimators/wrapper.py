@@ -118,6 +118,9 @@ class DesignWrapper(KHotDistribution):
             self if design is self.design else self._with(design=design, scorer=self.scorer and unrounded(self.scorer))
         )
 
+    def _fits(self) -> bool:
+        return True  # the designs were checked when they were made
+
     @property
     def _support(self) -> constraints.Constraint:
         return cast(constraints.Constraint, self.design.support)

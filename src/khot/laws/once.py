@@ -16,25 +16,22 @@ from khot.kernels.operators.autograd import has_derivative
 R = TypeVar("R")
 
 
-class Once:
+class Once(dict[str, Any]):
     """What was made from the parameters of a design, which do not change, by name.
 
     Values are remembered only in eager code: a tracer or a transform of torch.func must not see the numbers of other
     calls, nor others its own.
     """
 
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
     def made(self, name: str, make: Callable[..., R], *args: Any) -> R:
         """``make(*args)``, which is the same at every call; without gradient, and must not be written to."""
-        found: R | None = self._made.get(name)
+        found: R | None = self.get(name)
         if found is None:
             own = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
             with own, torch.no_grad():
                 found = make(*[x.detach() if isinstance(x, torch.Tensor) else x for x in args])
             if not torch.compiler.is_compiling() and runs_unwatched():
-                self._made[name] = found
+                self[name] = found
         return found
 
     def made_if_constant(self, name: str, make: Callable[..., R], *args: Any) -> R:
