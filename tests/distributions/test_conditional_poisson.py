@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Categorical, kl_divergence
 from torch.func import jacfwd, jacrev
 
-from khot import ConditionalPoisson
+from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, PhantomUnit, sigmoid_topk
 from tests import gof
 from tests.inputs import normal
 from tests.oracle import cases, tensor
@@ -139,6 +139,32 @@ def rows_of_pairs(logits, k, units):
     included[range(len(units)), units] = math.inf
     mean = ConditionalPoisson(logits=included, k=k).mean
     return mean * ConditionalPoisson(logits=logits, k=k).mean[units, None]
+
+
+def test_gradients_through_solved_logits_have_derivatives_in_other_arguments():
+    """Of a gradient that is linear in weights; its derivative in the parameter is refused, with what to do instead."""
+    scores = normal(2, 5)
+    makes = {
+        "`logits=` instead of `probs=`": lambda p: ConditionalPoisson(probs=sigmoid_topk(p, 3), k=3),
+        "and GumbelTopK": lambda p: GumbelTopK(probs=sigmoid_topk(p, 3), k=3),
+        "another `adjust`": lambda p: ParetoSampling(logits=p, k=3, adjust="exact"),
+        r"k=\(low, high\)\) in place of PhantomUnit": lambda p: PhantomUnit(ConditionalPoisson, logits=p),
+    }
+    for cure, make in makes.items():
+        theta = scores.clone().requires_grad_()
+        value = make(theta).sample((4,))
+        weights, cotangent = normal(4, 2, seed=1).requires_grad_(), normal(2, 5, seed=2)
+
+        def gradient(weights, make=make, theta=theta, value=value, cotangent=cotangent):
+            loss = (make(theta).log_prob(value) * weights).sum()
+            return (torch.autograd.grad(loss, theta, create_graph=True)[0] * cotangent).sum()
+
+        (found,) = torch.autograd.grad(gradient(weights), weights)
+        units = torch.eye(8, dtype=torch.float64).view(8, 4, 2)
+        expected = torch.stack([gradient(unit) for unit in units]).view(4, 2).detach()
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+        with pytest.raises(NotImplementedError, match=f"second derivatives .*{cure}"):
+            torch.autograd.grad(gradient(weights), theta)
 
 
 @pytest.mark.parametrize("n, k", [(60, 2), (60, 30), (1000, 5), (1000, 500), (1000, 990)])

@@ -336,7 +336,7 @@ def test_solve_logits_derivatives() -> None:
     close(torch.func.jacrev(solve)(u.detach()), numeric, 1e-12)
     probs = torch.tensor([0.0, 1.0, 0.4, 0.6], dtype=torch.float64, requires_grad=True)
     (grad,) = torch.autograd.grad(solve_logits(probs, 2)[2], probs, create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivatives .* give the design `logits=` instead"):
+    with pytest.raises(NotImplementedError, match="second derivatives .* `logits=` instead of `probs=`"):
         torch.autograd.grad(grad[2], probs)
     with pytest.raises(NotImplementedError, match="second derivatives"):
         torch.func.jacfwd(torch.func.jacrev(solve))(u.detach())

@@ -51,8 +51,10 @@ NO_VARIANCE = 1e-30  # a probability below this counts as 0 if the size varies: 
 CERTAIN = 1e-150  # a probability this close to 1 counts as 1, before its products with the remainder underflow
 WIDE = 30.0  # log-odds beyond which loops leave a row, since its small probabilities would have fewer digits there
 ONCE = (
-    "second derivatives of logits that are found for given inclusion probabilities, as by `probs=`, are not "
-    "implemented: give the design `logits=` instead, or differentiate once"
+    "second derivatives through logits that are found for given inclusion probabilities are not implemented. Give "
+    "ConditionalPoisson and GumbelTopK `logits=` instead of `probs=`, and ParetoSampling another `adjust` than "
+    "'exact'; write ConditionalPoisson(logits=logits, k=(low, high)) in place of PhantomUnit(ConditionalPoisson); "
+    "or differentiate once"
 )
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
 ROUNDING = 0.01  # of the precision of the given probabilities: digits that they do not have need not be solved for
@@ -140,17 +142,41 @@ class _SolveLogits(Function):
 def _pull_back(logits: Tensor, probs: Tensor, design: Sequence[Any], grad_logits: Tensor) -> Tensor:
     """The gradient in ``probs`` for a given gradient in the logits, which has mean 0 in rows of a single size."""
     _, _, family, goal = design
-    if family is CONDITIONAL_POISSON:  # a solution of the system as it stands, since D is pi (1 - pi)
+    if not torch.is_grad_enabled() and family is CONDITIONAL_POISSON:  # a solution as it stands, as D is pi (1 - pi)
         return cast(Tensor, _apply_covariance_solve(logits, grad_logits, *design))
-    interior = logits.isfinite()
-    b = without_mean(grad_logits.masked_fill(~interior, 0.0), interior, goal)
-    return centred(_apply_covariance_solve(logits, b, *design), interior, probs * (1 - probs))
+    interior, b = logits.isfinite(), grad_logits
+    if family is not CONDITIONAL_POISSON:
+        b = without_mean(grad_logits.masked_fill(~interior, 0.0), interior, goal)
+    v = _apply_covariance_solve(_DifferentiatedOnce.apply(logits), b, *design)
+    return _if_single(design, centred(v, interior, probs * (1 - probs)), v)
 
 
 def _if_single(design: Sequence[Any], x: Tensor, otherwise: Tensor) -> Tensor:
     """x in rows of a single size."""
     low, high, *_ = design
     return x if high is None else torch.where((low == high)[..., None], x, otherwise)
+
+
+class _DifferentiatedOnce(Function):
+    """The identity, whose derivative is not implemented: it is asked for only if something depends on the argument."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor) -> Tensor:
+        return logits.view_as(logits)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        raise NotImplementedError(ONCE)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Any:
+        raise NotImplementedError(ONCE)
 
 
 class _CovarianceSolve(Function):
@@ -168,11 +194,15 @@ class _CovarianceSolve(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
+        logits, _, *ctx.design = inputs
+        ctx.save_for_backward(logits)
+        ctx.save_for_forward(logits)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
-        raise NotImplementedError(ONCE)
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """As C is symmetric; the gradient in the logits is refused by :class:`_DifferentiatedOnce`."""
+        (logits,) = ctx.saved_tensors
+        return None, _apply_covariance_solve(logits, grad_output, *ctx.design), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
