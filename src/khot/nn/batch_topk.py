@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 class BatchTopK(CountsIdleUnits):
     r"""Keeps the largest entries of a batch: k per row on average, more in some rows and fewer in others.
 
-    In training, the :math:`\mathrm{round}(kB)` largest entries of x ``(..., n)`` with B rows are kept; a relaxed mask
-    has the sum :math:`kB`. In evaluation, entries above ``threshold`` are kept, so that rows do not depend on each
+    In training, the :math:`\mathrm{round}(kB)` largest entries of x ``(..., n)`` with B rows are kept (SAELens
+    truncates :math:`kB`); a relaxed mask has the sum :math:`kB`. In evaluation, entries above ``threshold`` are kept, so that rows do not depend on each
     other. The threshold is the moving average, over training batches, of the smallest positive entry that was kept; it
     is a float32 buffer whatever the dtype of the module. Rows like those of the training data have k entries above it
     on average, once x no longer changes: the average lags ``1 / momentum`` batches behind, so let the learning rate
