@@ -1,6 +1,7 @@
 """Whether other libraries still do what the tables "what it really does" say; docs/coming_from.md has these tables.
 
-    pip install scikit-learn jax onnx onnxscript onnxruntime entmax optax ott-jax numpyro transformers samplics svy
+    pip install scikit-learn jax onnx onnxscript onnxruntime entmax optax ott-jax numpyro
+    pip install transformers torchmetrics samplics svy
     python benchmarks/peer_behaviour.py
 
 A row is run if its package can be imported: sae-lens, dictionary-learning and softtorch want environments of their own.
@@ -331,6 +332,32 @@ def _() -> bool:
 
     scores = TopKLogitsWarper(2)(None, torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0, 0.0]]))
     return int(scores.isfinite().sum()) == 5
+
+
+@check("torchmetrics", "Precision, recall, average precision")
+def _() -> bool:
+    from torchmetrics.functional import retrieval
+
+    x, relevant = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([False, False, True])
+    recall, dcg = retrieval.retrieval_recall(x, relevant, top_k=3), retrieval.retrieval_normalized_dcg(x, relevant)
+    return near([recall, dcg], 0.0, 0.5)
+
+
+@check("torchmetrics", "Of 300 equal scores")
+def _() -> bool:
+    from torchmetrics.functional import retrieval
+
+    x, relevant = torch.ones(300), torch.arange(300) < 100
+    precision = [retrieval.retrieval_precision(x, relevant, top_k=k) for k in (100, 3)]
+    return near([retrieval.retrieval_normalized_dcg(x, relevant, top_k=100), *precision], 0.333, 0.0, 1.0)
+
+
+@check("torchmetrics", "Average precision at k")
+def _() -> bool:
+    from torchmetrics.functional import retrieval
+
+    x, relevant = torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([True, False, True, True])
+    return near(retrieval.retrieval_average_precision(x, relevant, top_k=2), 1.0)
 
 
 SIX = [0.15, 0.3, 0.45, 0.6, 0.7, 0.8]

@@ -22,6 +22,7 @@ from khot import (
     sigmoid_topk,
     sparse_topk,
     topk_mask,
+    topk_metric_loss,
 )
 from khot.nn import BatchTopK, NMSparsity, TokenChoice, TopK, topk_attention
 from tests import gof
@@ -30,6 +31,8 @@ from tests.inputs import normal
 SIX = tensor([0.15, 0.3, 0.45, 0.6, 0.7, 0.8], dtype=torch.float64)
 FIVE = tensor([0.15, 0.25, 0.35, 0.5, 0.75], dtype=torch.float64)
 CERTAIN = tensor([1.0, 0.8, 0.6, 0.4, 0.2], dtype=torch.float64)
+
+METRICS = ("precision", "recall", "mrr", "ndcg")
 
 
 def double(*values: float) -> Tensor:
@@ -264,6 +267,24 @@ def test_closed_experts_lose_to_any_open_one():
     """With -inf, as transformers closes groups now: negative logits of open experts do not matter."""
     logits = tensor([[-3.0, -2.0, -torch.inf, -torch.inf, -9.0, -1.0]])
     assert TokenChoice(4).select(logits).indices.sort().values.tolist() == [[0, 1, 4, 5]]
+
+
+# Rankings
+
+
+def test_rank_metrics_depend_on_the_order_alone_and_take_means_of_equal_scores():
+    relevant = tensor([False, False, True])
+    for x in (double(3, 2, 1), double(-1, -2, -3)):
+        found = [1 - topk_metric_loss(x, relevant, 3, metric, softness=0.01) for metric in METRICS]
+        torch.testing.assert_close(torch.stack(found), double(1 / 3, 1, 1 / 3, 0.5))
+    for k in (3, 100):
+        found = [
+            1 - topk_metric_loss(torch.ones(300), torch.arange(300) < 100, k, metric, softness=0.01)
+            for metric in ("precision", "ndcg")
+        ]
+        torch.testing.assert_close(torch.stack(found), tensor([1 / 3, 1 / 3]))
+    x, relevance = double(3, 2, 1).repeat(2, 1), tensor([[1, 1, 0], [0, 0, 0]])
+    assert topk_metric_loss(x, relevance, 2, "precision", softness=0.01) == pytest.approx(0), "a query without any"
 
 
 # Export
