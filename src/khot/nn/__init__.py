@@ -7,9 +7,10 @@ hard with the gradient of the relaxed one (``straight_through=True``). The packa
 
 In evaluation mode, all modules can be exported by ``torch.export`` and by ``torch.onnx.export(..., dynamo=True)``. In
 an ONNX program a relaxed mask takes a fixed number of plain operations. Links with power-law tails and
-:func:`~khot.sparse_topk_signed` raise NotImplementedError in an export to ONNX. Of the modules of a user that draw,
-the exporter takes those with :class:`~khot.PlackettLuce`, :class:`~khot.Brewer` and :class:`~khot.Systematic`; it also
-takes ``torch.multinomial`` without replacement, but the ONNX program then draws with replacement.
+:func:`~khot.sparse_topk_signed` raise NotImplementedError in an export to ONNX. Of modules
+that draw, the exporter takes those with :class:`~khot.PlackettLuce`, :class:`~khot.Brewer`, :class:`~khot.Systematic`
+and :class:`~khot.RelaxedKHot`, and refuses those with other designs. It also takes ``torch.multinomial`` without
+replacement, but the ONNX program then draws with replacement.
 
 Under ``DistributedDataParallel`` each rank selects from its own rows; ranks with equal seeds draw equal masks.
 """
