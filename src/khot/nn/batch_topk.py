@@ -44,13 +44,13 @@ class BatchTopK(CountsIdleUnits):
     r"""Keeps the largest entries of a batch: k per row on average, more in some rows and fewer in others.
 
     In training, the :math:`\mathrm{round}(kB)` largest entries of x ``(..., n)`` with B rows are kept (SAELens
-    truncates :math:`kB`); a relaxed mask has the sum :math:`kB`. In evaluation, entries above ``threshold`` are kept, so that rows do not depend on each
-    other. The threshold is the moving average, over training batches, of the smallest positive entry that was kept; it
-    is a float32 buffer whatever the dtype of the module. Rows like those of the training data have k entries above it
-    on average, once x no longer changes: the average lags ``1 / momentum`` batches behind, so let the learning rate
-    decay at the end. Evaluation before any training keeps the largest entries of its batch, and warns. In data that the
-    encoder was not fitted to, more entries may exceed the threshold. To adapt the threshold to such data, call the
-    module in training mode without gradient on some held-out batches::
+    truncates :math:`kB`); a relaxed mask has the sum :math:`kB`. In evaluation, entries above ``threshold`` are kept,
+    so that rows do not depend on each other. The threshold is the moving average, over training batches, of the
+    smallest positive entry that was kept; it is a float32 buffer whatever the dtype of the module. Rows like those of
+    the training data have k entries above it on average, once x no longer changes: the average lags ``1 / momentum``
+    batches behind, so let the learning rate decay at the end. Evaluation before any training keeps the largest entries
+    of its batch, and warns. In data that the encoder was not fitted to, more entries may exceed the threshold. To adapt
+    the threshold to such data, call the module in training mode without gradient on some held-out batches::
 
         with torch.no_grad():
             for batch in held_out:
