@@ -30,20 +30,24 @@ OF_DESIGNS = (
 OF_PACKAGE = {
     "khot.distributions": (
         *("rsample", *OF_DESIGNS),
-        *("sample_indices", "size_probs", "to_khot", "support", "probs", "logits"),
+        *("sample_indices", "size_probs", "to_khot", "from_scores", "wrapped", "support", "probs", "logits"),
     ),
     "khot.estimators": ("rsample", *OF_DESIGNS, "support", "step", "update", "state_dict", "load_state_dict"),
     "khot.nn": (
         *("mask", "select", "auxiliary_loss", "balance_loss", "z_loss", "update_bias", "to_jumprelu", "count"),
         *("kl", "law", "freeze", "unfreeze", "softness", "capacity"),
         *("value", "step", "state_dict", "load_state_dict", "reset_parameters"),
-        *("values", "indices"),
+        *("values", "indices", "dead"),
     ),
     "khot.constraints": ("check",),
 }
-ATTRIBUTES = ("k", "capacity", "threshold", "cap", "density", "strength")  # of modules, described in their docstrings
-HIDE_NOTHING = {"khot.nn"}  # packages in which what is not listed has an underscore
-CALLED_BY_TORCH = ("forward", "extra_repr", "right_inverse")
+# Of modules and designs, described in their docstrings.
+ATTRIBUTES = ("k", "largest_k", "log_prior", "capacity", "threshold", "cap", "density", "strength")
+HIDE_NOTHING = {"khot.nn", "khot.distributions"}  # packages in which what is not listed has an underscore
+CALLED_BY_TORCH = (
+    *("forward", "extra_repr", "right_inverse"),
+    *("expand", "infer_shapes", "arg_constraints", "has_rsample", "has_enumerate_support"),
+)
 
 
 def listed() -> dict[str, list[tuple[str, str]]]:

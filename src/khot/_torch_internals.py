@@ -10,7 +10,6 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function, forward_ad
-from torch.distributions import Distribution
 from torch.jit._trace import is_tracing
 from torch.nn import Parameter
 from torch.utils import _python_dispatch, checkpoint
@@ -46,7 +45,6 @@ __all__ = [
     "runs_unwatched",
     "traced_transforms",
     "transform_level",
-    "validates",
     "version_of",
     "writes_onnx",
     "writes_program",
@@ -188,15 +186,6 @@ def runs_unwatched() -> bool:
         and functorch.peek_interpreter_stack() is None
         and _C._get_tracing_state() is None
     )
-
-
-# torch 2.6 uses `all`, which vmap refuses.
-_VALIDATES_MAPPED = "_is_all_true" in Distribution.__init__.__code__.co_names
-
-
-def validates(*tensors: Tensor) -> bool:
-    """Whether checks of ``torch.distributions`` can read these tensors; those of newer versions do so inside a vmap."""
-    return not any(map(is_recorded, tensors)) and (_VALIDATES_MAPPED or not any(map(is_mapped, tensors)))
 
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # looked up once

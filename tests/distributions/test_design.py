@@ -104,7 +104,7 @@ def test_repr_tells_the_arguments():
     phantom = PhantomUnit(Pivotal, probs=torch.full((3,), 0.5))
     assert repr(phantom) == "PhantomUnit(probs: (3,), k: 1, design_class: Pivotal)"
     relaxed = RelaxedKHot(0.5, logits, torch.tensor([1, 2, 3]))
-    assert repr(relaxed) == "RelaxedKHot(temperature: 0.5, logits: (3, 4), k: (3,))"
+    assert repr(relaxed) == "RelaxedKHot(logits: (3, 4), k: (3,), temperature: 0.5)"
 
 
 HAS = {

@@ -179,9 +179,9 @@ def members(law):
         return member(*arguments.get(name, ())) if callable(member) and not isinstance(member, torch.Tensor) else member
 
     names = sorted(name for name in names if not name.startswith("_"))
-    static = ("arg_constraints", "has_enumerate_support", "has_rsample", "infer_shapes", "provenance", "stand_in")
+    static = ("arg_constraints", "has_enumerate_support", "has_rsample", "infer_shapes", "stand_in")
     for name in names:
-        if name.startswith(static) or name in ("dtype", "parameter", "size_varies", "design", "log_prior"):
+        if name.startswith(static) or name in ("dtype", "parameter", "design", "log_prior"):
             continue
         try:
             get(name)

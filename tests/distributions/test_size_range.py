@@ -24,6 +24,7 @@ from khot import (
     subset_categorical,
 )
 from khot.constraints import k_hot
+from khot.distributions.sizes import size_varies
 from khot.estimators import unordered_set
 from khot.laws import inverse, inverse_newton
 from khot.laws.conditional_poisson import inclusion_probabilities
@@ -102,7 +103,7 @@ def test_enumeration_is_by_size_then_lexicographic():
 
 def test_one_size_is_the_fixed_design():
     design = ConditionalPoisson(logits=LOGITS, k=(2, 2))
-    assert design.sample().sum(-1).eq(2).all() and not design.size_varies and design.sample_indices().shape == (3, 2)
+    assert design.sample().sum(-1).eq(2).all() and not size_varies(design) and design.sample_indices().shape == (3, 2)
     assert torch.equal(design.size_probs, torch.eye(7).double()[2].expand(3, 7))
 
 

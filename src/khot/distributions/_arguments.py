@@ -80,6 +80,12 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
     return torch.full(shape[:-1], as_int(k), device=param.device)  # avoids a copy from the host and its wait
 
 
+def check_sizes(k: Tensor, n: int) -> None:
+    """Checks the contents of a tensor k."""
+    if not ((k >= 0) & (k <= n)).all():
+        raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
+
+
 def _check_integers(name: str, k: Any) -> None:
     if isinstance(k, Tensor):
         refuse_dtensor(name, k)

@@ -1,25 +1,25 @@
 """The base of designs, relaxed laws and the estimators that wrap designs: the members that users call, and checks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import signature
 from itertools import filterfalse
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from pyro.distributions import MaskedDistribution, TorchDistribution
 from torch import Size, Tensor
-from torch.distributions import Distribution, Independent
-from torch.distributions.constraints import Constraint
+from torch.distributions import Distribution, Independent, constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 from typing_extensions import Self
 
 from khot._contents import can_look, has_contents
 from khot._shapes import broadcast_shapes
-from khot._torch_internals import all_true, is_traced_by_mode, transform_level, validates
+from khot._torch_internals import all_true, is_recorded, is_traced_by_mode, transform_level
 from khot._validation import check_generator, check_value, checked_expansion, checked_shape, name_init
 from khot.laws.once import Once
 
+from ._arguments import in_short, shapes_of
 from .entry import count_of_writes, entry
 
 Law = TypeVar("Law", bound="KHotDistribution")
@@ -48,6 +48,15 @@ class lazy(lazy_property):  # type: ignore[type-arg]
         return value
 
 
+def _lacking(name: str) -> Callable[..., Any]:
+    """A member of a law that does not have it."""
+
+    def member(law: Any, *_: Any) -> Any:
+        raise NotImplementedError(f"{type(law).__name__} has no {name}")
+
+    return member
+
+
 class KHotDistribution(TorchDistribution):
     """A distribution over vectors of n units, whose members, shapes and values are checked in one place.
 
@@ -64,13 +73,13 @@ class KHotDistribution(TorchDistribution):
         parameter: The tensor that the law was made from.
         parameter_name: The name of this argument.
         dtype: The dtype of draws and of results.
-        provenance: What Pyro's provenance tensors among the parameters depend on.
     """
 
     parameter: Tensor
     parameter_name: str
+    k: Any
     dtype: torch.dtype
-    provenance: frozenset[Any] = frozenset()
+    _provenance: frozenset[Any] = frozenset()  # what Pyro's provenance tensors among the parameters depend on
     _wide: Tensor
     _shared_k: int | None = None  # the size, if it is known to be the same in all rows
     _tensors: list[Tensor]  # those that were given
@@ -160,8 +169,33 @@ class KHotDistribution(TorchDistribution):
 
     @entry
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All values of the support, along a new first dimension."""
-        return self._enumerated_support(expand)
+        """All values of the support along a new first dimension: by size, then in lexicographic order of positions.
+
+        Raises:
+            NotImplementedError: If rows differ in ``k``.
+            ValueError: If there are more than ``MAX_SUPPORT`` (1,000,000) values.
+        """
+        return cast(Tensor, self._enumerated_support(expand))
+
+    @property
+    @entry
+    def logits(self) -> Tensor:
+        """The scores from which ``probs`` were computed, or the natural parameters of the law."""
+        return self._rounded(self._logits)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    @entry
+    def support(self) -> constraints.Constraint:
+        return cast(constraints.Constraint, self._support)
+
+    @classmethod
+    def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
+        return shapes_of(arg_shapes["probs"] if "probs" in arg_shapes else arg_shapes["logits"], arg_shapes)
+
+    def __repr__(self) -> str:
+        shown = {self.parameter_name: self.parameter, "k": self._size}
+        shown |= {name: getattr(self, name) for name in self._settings}
+        return f"{type(self).__name__}({', '.join(f'{name}: {in_short(value)}' for name, value in shown.items())})"
 
     @entry
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
@@ -191,38 +225,26 @@ class KHotDistribution(TorchDistribution):
         """A result in the dtype of the law, converted by way of float32, in which users without half types get it."""
         return result if result.dtype == self.dtype else result.to(self._wide.dtype).to(self.dtype)
 
-    # What a subclass defines, without checks and in any dtype.
+    # What a subclass defines, without checks and in any dtype: those below, if it has them, and the lazy properties
+    # `_logits` and `_support`.
 
-    def _rsample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} has no rsample")
+    _settings: ClassVar[tuple[str, ...]] = ()  # arguments that `repr` shows
+    _mean: Any = property(_lacking("mean"))
+    _variance: Any = property(_lacking("variance"))
+    _mode: Any = _lacking("mode")
+    _entropy: Any = _lacking("entropy")
+    _enumerated_support: Any = _lacking("enumerate_support")
+    _rsample: Any = _lacking("rsample")
+    _log_prob: Any = _lacking("log_prob")  # of values in the support
+    _value: Any  # a value in the support, on the device of another, which is scored in place of those outside
 
     def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
-        return self._rsample(shape, generator)
+        return cast(Tensor, self._rsample(shape, generator))
 
-    def _log_prob(self, value: Tensor) -> Tensor:
-        """The log-probability of values in the support."""
-        raise NotImplementedError(f"{type(self).__name__} has no log_prob")
-
-    def _value(self, like: Tensor) -> Tensor:
-        """A value in the support, which is scored in place of those outside."""
-        raise NotImplementedError
-
-    @property
-    def _mean(self) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} has no mean")
-
-    @property
-    def _variance(self) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} has no variance")
-
-    def _mode(self) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} has no mode")
-
-    def _entropy(self) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} has no entropy")
-
-    def _enumerated_support(self, expand: bool) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} has no enumerate_support")
+    @lazy
+    def _size(self) -> Any:
+        """``k`` as an int if it is known to be the same in all rows, otherwise as it was given."""
+        return self.k if self._shared_k is None else self._shared_k
 
     # The same law in other forms.
 
@@ -257,8 +279,7 @@ class KHotDistribution(TorchDistribution):
             if self._fits():
                 return
             self._validate_range()
-        # Inside transforms of torch.func, only these can be made.
-        if looks or (has_contents(*self._tensors) and validates(*self._tensors)):
+        if looks or self._has_readable(*self._tensors):  # in transforms of torch.func, only these can be made
             self._validate_constraints()
         if looks:
             self._validate_contents()
@@ -301,7 +322,7 @@ class KHotDistribution(TorchDistribution):
             self._validate_sample(value)
             if self._shared_k is not None:
                 return self._log_prob(value)
-        inside = cast(Constraint, self.support).check(value)
+        inside = self._support.check(value)
         value = torch.where(inside.unsqueeze(-1), value, self._value(value))
         return self._log_prob(value).masked_fill(~inside, -torch.inf)
 
@@ -317,20 +338,27 @@ class KHotDistribution(TorchDistribution):
 
     def _validate_sample(self, value: Tensor) -> None:
         """As in torch; but if rows differ in k, a value for several rows, as in enumeration over k, must fit one."""
-        tensors = value, *self._tensors
-        if not (has_contents(*tensors) and validates(*tensors)):
-            self._validate_shape(value)
+        self._validate_shape(value)
+        if not self._has_readable(value, *self._tensors) or self._is_in_support(value):
             return
-        if self._is_in_support(value):
+        inside = self._support.check(value)
+        if all_true(inside):
             return
-        try:
-            super()._validate_sample(value)
-        except ValueError as error:
-            if "within the support" not in str(error) or not can_look(*tensors):
-                raise
-            fits = cast(Constraint, self.support).check(value)
-            if not (fits.long().sum_to_size(value.shape[:-1]) > 0).all():
-                raise
+        if not can_look(inside) or not (inside.long().sum_to_size(value.shape[:-1]) > 0).all():
+            raise ValueError(
+                f"Expected value argument ({type(value).__name__} of shape {tuple(value.shape)}) to be within the "
+                f"support ({self._support!r}) of the distribution {self!r}, but found invalid values:\n{value}"
+                f"{self._advice(value)}"
+            )
+
+    def _advice(self, value: Tensor) -> str:
+        """What to do about a value outside the support."""
+        return ""
+
+    @staticmethod
+    def _has_readable(*tensors: Tensor) -> bool:
+        """Whether torch can reduce a condition on these tensors to a bool, if not Python, as inside a vmap."""
+        return has_contents(*tensors) and not any(map(is_recorded, tensors))
 
     def _validate_shape(self, value: Tensor) -> None:
         try:
@@ -339,8 +367,8 @@ class KHotDistribution(TorchDistribution):
             shape = Size()
         if value.shape[-1:] != self.event_shape or not shape:
             raise ValueError(
-                f"a value must have a shape that broadcasts with batch_shape + event_shape, "
-                f"{tuple(self.batch_shape + self.event_shape)}, with the same last axis, but got {tuple(value.shape)}"
+                f"a value must match event_shape, {tuple(self.event_shape)}, on its last axis and broadcast with "
+                f"batch_shape, {tuple(self.batch_shape)}, but got {tuple(value.shape)}"
             )
 
 

@@ -119,7 +119,7 @@ class ConditionalPoisson(SamplingDesign):
             param, self.log_prior = broadcast_with_prior(param, k)
         if isinstance(low, int) and isinstance(high, int):
             self._shared_ends = low, high
-        self.size_varies = True
+        self._size_varies = True
         param, largest = broadcast_with_k("logits", param, checked_size(high, param))
         param, self.k = broadcast_with_k("logits", param, checked_size(low, param))
         self.largest_k = largest.expand(self.k.shape)
@@ -128,7 +128,7 @@ class ConditionalPoisson(SamplingDesign):
     @lazy
     def _size(self) -> Any:
         """``k`` as an int if it is known to be the same in all rows, else as a tensor; a range as a pair of these."""
-        if not self.size_varies:
+        if not self._size_varies:
             return self.k if self._shared_k is None else self._shared_k
         if self._shared_ends is None:
             return SizeRange(self.k, self.largest_k)
@@ -148,7 +148,7 @@ class ConditionalPoisson(SamplingDesign):
 
     def _validate_contents(self) -> None:
         low, high, n = self.k, self.largest_k, self.event_shape[0]
-        if self.size_varies and not ((low >= 0) & (low <= high) & (high <= n)).all():
+        if self._size_varies and not ((low >= 0) & (low <= high) & (high <= n)).all():
             raise ValueError(
                 f"`k` must satisfy 0 <= low <= high <= n, but got low from {low.min()} to {low.max()} and high from "
                 f"{high.min()} to {high.max()} with n={n}"
@@ -163,7 +163,7 @@ class ConditionalPoisson(SamplingDesign):
 
     @lazy
     def _support(self) -> constraints.Constraint:
-        return k_hot(self._size.low, self._size.high) if self.size_varies else super()._support
+        return k_hot(self._size.low, self._size.high) if self._size_varies else super()._support
 
     @lazy
     def _logits(self) -> Tensor:
@@ -191,7 +191,7 @@ class ConditionalPoisson(SamplingDesign):
     @entry
     def size_probs(self) -> Tensor:
         """P(sum of x = s) for s = 0, ..., n, ``(..., n + 1)``, differentiable; 1 at ``k`` if the size is fixed."""
-        if not self.size_varies:
+        if not self._size_varies:
             size = torch.arange(self.event_shape[0] + 1, device=self.k.device)
             return (size == self.k.unsqueeze(-1)).to(self.dtype)
         return self._rounded(self._law.size_probabilities(self._logits, self._size))
@@ -201,7 +201,7 @@ class ConditionalPoisson(SamplingDesign):
 
         In a range, k is the number of positive logits, or the nearer end. A prior over the size is taken into account.
         """
-        if not self.size_varies:
+        if not self._size_varies:
             return topk_mask(self._wide, self._size)
         if self.log_prior is not None:
             return topk_mask(self._wide, size_prior.mode(self._logits, self._size))
@@ -209,7 +209,7 @@ class ConditionalPoisson(SamplingDesign):
         return topk_mask(self._wide, positive.maximum(self.k).minimum(self.largest_k))
 
     def _enumerated_support(self, expand: bool) -> Tensor:
-        if not self.size_varies:
+        if not self._size_varies:
             return super()._enumerated_support(expand)
         n, (low, high) = operator.index(self.event_shape[0]), self._ends_of_all_rows("enumerate_support")
         counts = {size: math.comb(n, size) for size in range(low, high + 1)}

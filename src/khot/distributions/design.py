@@ -17,7 +17,7 @@ from torch.types import _size as SizeLike
 from typing_extensions import Self
 
 from khot._contents import can_look, is_finite, looks_at_contents
-from khot._validation import as_int, check_flag, check_function, checked_positive
+from khot._validation import as_int, check_flag, check_function, check_positive_contents, checked_positive
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.exact.small_numbers import log_odds
 from khot.laws.subsets import k_hot_vectors, k_hot_vectors_of_rank
@@ -25,7 +25,7 @@ from khot.relaxations import sigmoid_topk
 from khot.relaxations.hard import positions
 from khot.relaxations.mask_log_odds import mask_log_odds
 
-from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
+from ._arguments import Vector, broadcast_with_k, check_sizes, checked_param, checked_size
 from .base import KHotDistribution, is_half, lazy
 from .entry import entry
 from .sizes import shared_k, sizes_of
@@ -108,14 +108,13 @@ class SamplingDesign(KHotDistribution):
         "k": constraints.nonnegative_integer,
     }
     has_enumerate_support = True
-    _settings: ClassVar[tuple[str, ...]] = ()  # arguments of a subclass, as `repr` shows them
     # The setting with which a design has everything its class defines; "" for any, None if it depends on another
     # design.
     _complete_with: ClassVar[str | None] = ""
 
     k: Tensor  # the number of ones of each row, or the smallest if it varies
-    largest_k: Tensor  # the largest number of ones of each row, which differs only if `size_varies`
-    size_varies: bool = False  # whether draws of one row may differ in their number of ones
+    largest_k: Tensor  # the largest number of ones of each row, which differs only if `_size_varies`
+    _size_varies: bool = False  # whether draws of one row may differ in their number of ones
     _relaxes: ClassVar[bool] = True  # whether the class takes `logits` of which `probs` are a relaxation
 
     @entry
@@ -151,11 +150,6 @@ class SamplingDesign(KHotDistribution):
         self.temperature = temperature if is_usual else checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, param.shape[-1:], validate_args=validate_args)
 
-    def __repr__(self) -> str:
-        shown = {self.parameter_name: self.parameter, "k": self._size}
-        shown |= {name: getattr(self, name) for name in self._settings}
-        return f"{type(self).__name__}({', '.join(f'{name}: {in_short(value)}' for name, value in shown.items())})"
-
     def _with_sizes(self, param: Tensor, k: Any) -> Tensor:
         """Sets the number of ones of each row, and returns the parameter with all batch dimensions."""
         if type(k) is int and 0 <= k <= param.shape[-1]:
@@ -170,13 +164,8 @@ class SamplingDesign(KHotDistribution):
         return param
 
     def _widened(self) -> Tensor:
-        is_sum = self.parameter_name == "probs" and not self.size_varies
+        is_sum = self.parameter_name == "probs" and not self._size_varies
         return _unrounded(self.parameter, self.k) if is_sum else super()._widened()
-
-    @lazy
-    def _size(self) -> Any:
-        """``k`` as an int if it is known to be the same in all rows, otherwise as a tensor."""
-        return self.k if self._shared_k is None else self._shared_k
 
     def _in_float64(self) -> Self:
         """This design with a parameter in float64, so that results are not rounded."""
@@ -190,15 +179,6 @@ class SamplingDesign(KHotDistribution):
     def _unchecked(self) -> Self:
         """The same law without validation: values outside the support have a log-probability, too."""
         return self._with(_validate_args=False)
-
-    @classmethod
-    def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
-        return shapes_of(arg_shapes["probs"] if "probs" in arg_shapes else arg_shapes["logits"], arg_shapes)
-
-    @constraints.dependent_property(is_discrete=True, event_dim=1)
-    @entry
-    def support(self) -> constraints.Constraint:
-        return self._support
 
     @lazy
     def _support(self) -> constraints.Constraint:
@@ -225,12 +205,6 @@ class SamplingDesign(KHotDistribution):
         if relaxes_logits(self):
             found = mask_log_odds(self.relaxation, self._logits, self._size, self.temperature)
         return log_odds(self._probs.double()) if found is None else found
-
-    @property
-    @entry
-    def logits(self) -> Tensor:
-        """The scores from which ``probs`` were computed, or the natural parameters of the design."""
-        return self._rounded(self._logits)
 
     @lazy
     def _logits(self) -> Tensor:
@@ -271,9 +245,6 @@ class SamplingDesign(KHotDistribution):
         k = shared_k(self, "sample_indices")
         return positions(self._rounded(self._sample(shape, generator)), k)
 
-    def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} does not define `_sample`")
-
     def _rsample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
         raise NotImplementedError(
             f"{type(self).__name__} has no rsample: wrap it in an estimator, such as khot.ReinMax(design), or "
@@ -307,11 +278,8 @@ class SamplingDesign(KHotDistribution):
                 )
 
     def _validate_contents(self) -> None:
-        n, k = self.event_shape[0], self.k
-        if not ((k >= 0) & (k <= n)).all():
-            raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
-        if isinstance(self.temperature, Tensor) and not ((self.temperature > 0) & self.temperature.isfinite()).all():
-            raise ValueError(f"`temperature` must be positive and finite, but got {self.temperature}")
+        check_sizes(self.k, self.event_shape[0])
+        check_positive_contents("temperature", self.temperature)
         if self.parameter_name == "probs":
             self._check_probs(
                 self._wide,
@@ -347,28 +315,12 @@ class SamplingDesign(KHotDistribution):
                 f"and that of those above -inf, {possible[wrong][0]}, but got k={low if low == high else (low, high)}"
             )
 
-    def _validate_sample(self, value: Tensor) -> None:
-        try:
-            super()._validate_sample(value)
-        except ValueError as error:
-            if "support" not in str(error) or not can_look(value) or not ((value > 0) & (value < 1)).any():
-                raise
-            advice = "entries between 0 and 1 are relaxed: relax the model too (khot.infer.KHotReparam)"
-            raise ValueError(f"{error}\n{advice}") from None
+    def _advice(self, value: Tensor) -> str:
+        if can_look(value) and ((value > 0) & (value < 1)).any():
+            return "\nentries between 0 and 1 are relaxed: relax the model too (khot.infer.KHotReparam)"
+        return ""
 
     # Sums over all k-hot vectors, unless a subclass overrides these members.
-
-    @entry
-    def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All C(n, k) k-hot vectors in lexicographic order of their positions, along a new first dimension.
-
-        If the size varies, the vectors are ordered by size first.
-
-        Raises:
-            NotImplementedError: If rows differ in ``k``.
-            ValueError: If there are more than ``MAX_SUPPORT`` vectors.
-        """
-        return self._enumerated_support(expand)
 
     def _enumerated_support(self, expand: bool) -> Tensor:
         n, k = operator.index(self.event_shape[0]), shared_k(self, "enumerate_support", DIFFERENT_SIZES_ADVICE)

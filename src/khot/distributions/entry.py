@@ -59,7 +59,7 @@ def entry(function: F) -> F:
             or ("torch._dynamo" in sys.modules and is_watched_by_dynamo())
             or ("torch.distributed.tensor" in sys.modules and has_dtensor(values))
         )
-        if is_unusual or getattr(law, "provenance", None):
+        if is_unusual or getattr(law, "_provenance", None):
             return _enter(function, law, args, kwargs)
         return function(law, *args, **kwargs)
 
@@ -83,7 +83,7 @@ def _enter(function: Callable[..., Any], law: Any, args: tuple[Any, ...], kwargs
         refuse_dtensor(name, value)
     if _state.is_inside:
         return function(law, *args, **kwargs)
-    origins = get_provenance([args, kwargs]).union(*(getattr(value, "provenance", ()) for value in arguments.values()))
+    origins = get_provenance([args, kwargs]).union(*(getattr(value, "_provenance", ()) for value in arguments.values()))
     plain: Any = detach_provenance
     args, kwargs = plain([args, kwargs])
     for name, value in arguments.items():
@@ -94,5 +94,5 @@ def _enter(function: Callable[..., Any], law: Any, args: tuple[Any, ...], kwargs
     finally:
         _state.is_inside = False
     if function.__name__ == "__init__" and origins:
-        law.provenance = origins
+        law._provenance = origins
     return track_provenance(result, origins)

@@ -79,7 +79,7 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
         outside = (size < q.k.unsqueeze(-1)) | (size > q.largest_k.unsqueeze(-1))
         return torch.where((outside & (p.size_probs > 0)).any(-1), torch.inf, cross_entropy - entropy)
     smallest, largest = p.k, p.largest_k
-    if isinstance(p, ConditionalPoisson) and p.size_varies:  # infinite logits may reduce its sizes
+    if isinstance(p, ConditionalPoisson) and p._size_varies:  # infinite logits may reduce its sizes
         smallest = smallest.maximum((p.logits == torch.inf).sum(-1))
         largest = largest.minimum((p.logits > -torch.inf).sum(-1))
     return torch.where((smallest >= q.k) & (largest <= q.largest_k), cross_entropy - entropy, torch.inf)
@@ -102,7 +102,7 @@ def _expected_log_prob(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
     batch_shape = broadcast_shapes(p.batch_shape, q.batch_shape)
     p, q = p._in_float64(), q.expand(batch_shape)
     prior = q._size
-    if isinstance(p, ConditionalPoisson) and p.size_varies:
+    if isinstance(p, ConditionalPoisson) and p._size_varies:
         sizes, means = p.size_probs, size_prior.means_by_size(p._logits, prior)
     else:
         sizes = torch.nn.functional.one_hot(p.k, operator.index(q.event_shape[0]) + 1)
@@ -156,7 +156,7 @@ def _number_of_vectors(design: SamplingDesign) -> int:
     """The number of vectors in the support of the row that has most."""
     fixed = design.wrapped if isinstance(design, PhantomUnit) else design
     n = operator.index(fixed.event_shape[0])
-    if fixed.size_varies:
+    if fixed._size_varies:
         low, high = fixed._ends_of_all_rows("a divergence by enumeration")
         return sum(math.comb(n, size) for size in range(low, high + 1))
     return max((math.comb(n, k) for k in sizes_of(fixed, "a divergence by enumeration")), default=0)

@@ -71,7 +71,7 @@ class PhantomUnit(SamplingDesign):
         tensor([0.5000, 0.2000, 0.6000])
     """
 
-    size_varies = True
+    _size_varies = True
     _settings = ("design_class",)
     _complete_with = None  # it has the members that the wrapped design has
 

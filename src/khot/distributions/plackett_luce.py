@@ -14,7 +14,7 @@ from khot._validation import as_int, check_flag, check_strided
 from khot.constraints import ranking
 from khot.laws import plackett_luce as law
 
-from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short
+from ._arguments import Vector, broadcast_with_k, check_sizes, checked_param, checked_size
 from .base import KHotDistribution, lazy
 from .design import LISTED, MAX_SUPPORT
 from .entry import entry
@@ -88,8 +88,7 @@ class PlackettLuce(KHotDistribution):
 
     def _validate_contents(self) -> None:
         n, k = self._n, self.k
-        if not ((k >= 0) & (k <= n)).all():
-            raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
+        check_sizes(k, n)
         if (self._wide == torch.inf).any():
             raise ValueError("`logits` must be less than inf: a unit that is sure to come first has no log-weight")
         possible = (self._wide > -torch.inf).sum(-1)
@@ -106,26 +105,8 @@ class PlackettLuce(KHotDistribution):
         return self.parameter.shape[-1]
 
     @lazy
-    def _size(self) -> int | Tensor:
-        return self.k if self._shared_k is None else self._shared_k
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(logits: {in_short(self.parameter)}, k: {in_short(self._size)})"
-
-    @constraints.dependent_property(is_discrete=True, event_dim=1)
-    @entry
-    def support(self) -> constraints.Constraint:
-        return self._support
-
-    @lazy
     def _support(self) -> constraints.Constraint:
         return ranking(self._n, self._size)
-
-    @property
-    @entry
-    def logits(self) -> Tensor:
-        """The log-weights."""
-        return self._rounded(self._wide)
 
     def _rounded(self, result: Tensor) -> Tensor:
         return result if result.dtype == torch.long else super()._rounded(result)

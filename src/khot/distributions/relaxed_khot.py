@@ -26,6 +26,7 @@ from khot._validation import (
     check_draw,
     check_flag,
     check_function,
+    check_positive_contents,
     check_strided,
     check_value,
     checked_positive,
@@ -37,7 +38,7 @@ from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, is_interior, log_odds, log_slope, remember_scores
 from khot.relaxations.remembered import Sources
 
-from ._arguments import RANGE_ADVICE, Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
+from ._arguments import RANGE_ADVICE, Vector, broadcast_with_k, check_sizes, checked_param, checked_size
 from .base import KHotDistribution, column, lazy
 from .design import Relaxation
 from .entry import entry
@@ -95,6 +96,7 @@ class RelaxedKHot(KHotDistribution):
 
     arg_constraints = {"logits": Vector(constraints.real)}
     has_rsample = True
+    _settings = ("temperature",)
 
     @entry
     def __init__(
@@ -123,36 +125,20 @@ class RelaxedKHot(KHotDistribution):
         return self.arg_constraints is RelaxedKHot.arg_constraints and is_finite(self._wide)
 
     def _validate_contents(self) -> None:
-        n, k, temperature = self.event_shape[0], self.k, self.temperature
         if not self._wide.isfinite().all():
             raise ValueError("`logits` must be finite, but some are infinite: leave out units that are certain")
-        if isinstance(k, Tensor) and not ((k >= 0) & (k <= n)).all():
-            raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
-        if isinstance(temperature, Tensor) and not ((temperature > 0) & temperature.isfinite()).all():
-            raise ValueError(f"`temperature` must be positive and finite, but got {temperature}")
-
-    def __repr__(self) -> str:
-        shown = {"temperature": self.temperature, "logits": self.parameter, "k": self.k}
-        return f"{type(self).__name__}({', '.join(f'{name}: {in_short(value)}' for name, value in shown.items())})"
-
-    @classmethod
-    def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
-        return shapes_of(arg_shapes["logits"], arg_shapes)
+        if isinstance(self.k, Tensor):
+            check_sizes(self.k, self.event_shape[0])
+        check_positive_contents("temperature", self.temperature)
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)
     @entry
     def support(self) -> constraints.Constraint:
-        return self._support
+        return cast(constraints.Constraint, self._support)
 
     @lazy
     def _support(self) -> constraints.Constraint:
         return capped_simplex(self.k)
-
-    @property
-    @entry
-    def logits(self) -> Tensor:
-        """The log-weights."""
-        return self._rounded(self._wide)
 
     def _rsample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
         return self._draw(self._scores(shape, generator))

@@ -13,6 +13,11 @@ def size_of(design: Any) -> Any:
     return design._size
 
 
+def size_varies(design: Any) -> bool:
+    """Whether draws of one row may differ in their number of ones."""
+    return bool(design._size_varies)
+
+
 def sizes_of(law: Any, wanted: str) -> list[int]:
     """The different k of the rows in increasing order; ``[0]`` if there are no rows.
 
@@ -22,7 +27,7 @@ def sizes_of(law: Any, wanted: str) -> list[int]:
     """
     if law._shared_k is not None:
         return [operator.index(law._shared_k)]
-    varies = getattr(law, "size_varies", False)
+    varies = getattr(law, "_size_varies", False)
     if not can_look(law.k):
         needed = "the sizes, which are unknown" if varies else "`k` as an int"
         raise NotImplementedError(f"{wanted} needs {needed} under vmap and for tensors without contents")

@@ -75,7 +75,7 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
     """
     if not isinstance(design, SamplingDesign):
         raise TypeError(f"`design` must be a khot.SamplingDesign, but got {described(design, SamplingDesign)}")
-    if design.size_varies and not isinstance(design, PhantomUnit):
+    if design._size_varies and not isinstance(design, PhantomUnit):
         raise NotImplementedError(
             f"horvitz_thompson needs draws of one size, but `design` has a range of sizes, {design.support}"
         )

@@ -15,7 +15,7 @@ from khot.distributions.base import column, unrounded
 from khot.distributions.design import Relaxation, relaxes_logits
 from khot.distributions.entry import entry
 from khot.distributions.phantom_unit import with_phantom
-from khot.distributions.sizes import size_of
+from khot.distributions.sizes import size_of, size_varies
 from khot.kernels.links.base import Link
 from khot.laws.conditional_poisson import inclusion_probabilities, times_covariance
 from khot.laws.inverse import solve_logits, times_covariance_at
@@ -117,7 +117,7 @@ class ReinMax(DesignWrapper):
                 "ReinMax needs the covariance at other inclusion probabilities, which is not known under a prior over "
                 "the size: use khot.score_function or khot.StraightThrough, or k=(low, high) in the guide"
             )
-        if relaxation is not None and design.size_varies:
+        if relaxation is not None and size_varies(design):
             raise NotImplementedError(
                 f"`relaxation` must be None for a {type(design).__name__} with a range of sizes, as a relaxation has a "
                 "Jacobian only for a fixed size: without it, ReinMax uses the covariance of the design"
@@ -142,7 +142,7 @@ class ReinMax(DesignWrapper):
         unchanged = isinstance(self.temperature, (int, float)) and self.temperature == 1
         softened = tangent.probs if unchanged else tangent.softened(self.temperature)
         shifted = (value + softened) / 2
-        sizes = (self.design.k, self.design.largest_k) if self.design.size_varies else (self.design.k,)
+        sizes = (self.design.k, self.design.largest_k) if size_varies(self.design) else (self.design.k,)
         doubled = substitute_gradient(value, tangent.scores, tangent.pull_back, shifted, *sizes)
         return doubled - (tangent.probs - tangent.probs.detach()) / 2
 

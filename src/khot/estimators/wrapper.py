@@ -79,7 +79,7 @@ class DesignWrapper(KHotDistribution):
         self.design = design
         # The law whose `log_prob` scores a draw; None for a score of 0.
         self.scorer = None if isinstance(log_prob, str) else log_prob or design
-        self.provenance = design.provenance.union(() if self.scorer is None else self.scorer.provenance)
+        self._provenance = design._provenance.union(() if self.scorer is None else self.scorer._provenance)
         if validate_args is None:
             validate_args = design._validate_args
         super().__init__(design.batch_shape, design.event_shape, validate_args=validate_args)
@@ -95,10 +95,6 @@ class DesignWrapper(KHotDistribution):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.design})"
-
-    @constraints.dependent_property(is_discrete=True, event_dim=1)
-    def support(self) -> constraints.Constraint:
-        return self._support
 
     @property
     def parameter(self) -> Tensor:  # type: ignore[override]

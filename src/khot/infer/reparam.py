@@ -13,6 +13,7 @@ from khot._validation import check_positive_contents, check_strided, checked_pos
 from khot.distributions import PhantomUnit, RelaxedKHot, SamplingDesign
 from khot.distributions.base import unrounded
 from khot.distributions.design import relaxes_logits
+from khot.distributions.sizes import size_varies
 from khot.estimators import StraightThrough
 from khot.estimators.wrapper import check_estimator, wrap_latents
 from khot.relaxations import sigmoid_topk
@@ -105,7 +106,7 @@ class KHotReparam(Reparam):
             return self.estimator(fn)
         if isinstance(fn, PhantomUnit):
             raise TypeError(f"KHotReparam relaxes designs of a fixed size, but {name!r} is a PhantomUnit")
-        if fn.size_varies:
+        if size_varies(fn):
             raise TypeError(f"KHotReparam relaxes designs of a fixed size, but {name!r} has the support {fn.support}")
         return RelaxedKHot(self.temperature, logits=_log_weights(fn), k=fn.k)
 

@@ -14,7 +14,7 @@ from khot.distributions import SamplingDesign
 from khot.distributions.base import unrounded
 from khot.distributions.design import MAX_SUPPORT
 from khot.distributions.entry import entry
-from khot.distributions.sizes import sizes_of
+from khot.distributions.sizes import size_varies, sizes_of
 from khot.laws.subsets import MAX_RANK, k_hot_vectors_of_rank, rank_of_k_hot_vectors
 
 
@@ -185,7 +185,7 @@ def _check_design(design: Any) -> None:
         got = described(design, SamplingDesign)
     elif not isinstance(design, SamplingDesign):
         got = f"{type(design).__name__}; number the design itself, before `to_event`, `mask` or an estimator"
-    elif design.size_varies:
+    elif size_varies(design):
         got = f"{design}"
     else:
         return
