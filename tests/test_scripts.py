@@ -188,3 +188,14 @@ def test_every_row_of_a_package_for_python_is_checked(load):
     assert len(rows) > 30
     assert {row.package for row in rows if module.the_check(row) is None} == module.IN_R
     assert len(module.CHECKS) == len([row for row in rows if row.package not in module.IN_R])
+
+
+def test_findings_have_the_form_that_contributing_asks_for():
+    files = sorted((ROOT / "findings").glob("*.sh"))
+    assert len(files) > 8
+    for file in files:
+        text = file.read_text()
+        fields = re.findall(r"^# (\w+): ", text.split("set -euo pipefail")[0], flags=re.MULTILINE)
+        assert fields == ["package", "version", "date", "behaviour", "expected", "seen", "why"], file
+        assert file.stat().st_mode & 0o111 and "mktemp -d" in text and "khot" not in text, file
+        assert "==" in text and "assert " in text and "print(" in text, file
