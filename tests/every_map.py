@@ -104,6 +104,7 @@ MAPS = [
     AnyMap(khot.straight_through_topk, lambda f, x, s: f(x, 2, s, relaxation=khot.lapsum_topk), "lapsum", slow=True),
     AnyMap(khot.topk_mask, lambda f, x, s: f(x, 2), differentiable=False),
     AnyMap(khot.topk_mask, lambda f, x, s: f(x, twos(x)), "tensor_k", differentiable=False),
+    AnyMap(khot.topk_indices, lambda f, x, s: f(x, 3, starts=twos(x) - 1, lengths=twos(x)), differentiable=False),
 ]
 # A mask that has its entry among the relaxations need not have one here.
 _CALLED = set(publics(MAPS))

@@ -83,6 +83,10 @@ WRONG: dict[str, list[Any]] = {
     "number": [*NUMBERS, 1.5, -1, 10, torch.tensor(1.5), torch.tensor([0, 10])],
     "units": [*NUMBERS, 1.5, 0, -1, torch.tensor([1, 2])],
     "dtype": [*TYPES, 1, float, torch.long, torch.bool],
+    "dtype_of_indices": [*TYPES, 1, float, torch.double, torch.bool],
+    "places": [*NUMBERS, 1.5, -1, torch.tensor(2)],
+    "fill": [*NUMBERS, 1.5, torch.tensor(2), 2**63],
+    "bounds": [*(value for value in NUMBERS if value is not None), 1, torch.tensor(1.5), torch.tensor([1, 2, 3])],
 }
 
 
@@ -180,6 +184,15 @@ CALLS |= {
     "sorted_transport_topk": call(khot.sorted_transport_topk, {**X, "k": 2}, k="columns"),
     "straight_through_topk": call(khot.straight_through_topk, {**X, "k": 2}),
     "topk_mask": call(khot.topk_mask, {**X, "k": 2}, k="size"),
+    "topk_indices": call(
+        khot.topk_indices,
+        {**X, "k": 2},
+        k="places",
+        starts="bounds",
+        lengths="bounds",
+        fill="fill",
+        dtype="dtype_of_indices",
+    ),
     "perturbed_topk": call(khot.perturbed_topk, {**X, "k": 2}, k="size"),
     "soft_rank": call(khot.soft_rank, X),
     "soft_sort": call(khot.soft_sort, X),

@@ -38,6 +38,7 @@ FUNCTIONS = {case.name: lambda x, k, case=case: case.map(x, k, 0.7) for case in 
 FUNCTIONS |= {name: lambda x, k, make=make: draw(make(logits=x, k=k)) for name, make in LAWS}
 FUNCTIONS |= {
     "topk_mask": khot.topk_mask,
+    "topk_indices": lambda x, k: khot.topk_indices(x, 7, starts=k, lengths=k),
     "successive_softmax_topk": lambda x, k: khot.successive_softmax_topk(x, k[1]),
     "perturbed_topk": lambda x, k: khot.perturbed_topk(x, k, 0.1, 5, generator=torch.Generator().manual_seed(0)),
     "range": lambda x, k: draw(khot.ConditionalPoisson(logits=x, k=(k, 290))),

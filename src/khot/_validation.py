@@ -100,7 +100,10 @@ def _check_axes(x: Tensor, dim: tuple[Any, ...]) -> None:
         )
 
 
-def _check_broadcasts(name: str, value: Tensor, x: Tensor, batch_shape: torch.Size, reads_layouts: bool | None) -> None:
+def check_broadcasts(
+    name: str, value: Tensor, x: Tensor, batch_shape: torch.Size, reads_layouts: bool | None = None
+) -> None:
+    """Checks for a tensor of real numbers that broadcasts with the batch, without reading contents."""
     check_strided(name, value, reads_layouts=reads_layouts)
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"`{name}` must be real, but got a tensor of dtype {value.dtype}")
@@ -120,7 +123,7 @@ def check_k(
 ) -> None:
     """Checks that ``k`` is a number in [0, n], or a tensor that broadcasts with the batch, without reading contents."""
     if isinstance(k, Tensor):
-        _check_broadcasts("k", k, x, batch_shape, reads_layouts)
+        check_broadcasts("k", k, x, batch_shape, reads_layouts)
     elif not _is_number(k):
         raise TypeError(f"`k` must be a real number or a torch.Tensor, but got {type(k).__name__}")
     elif not 0 <= k <= n:
@@ -173,7 +176,7 @@ def check_softness(
     ``advice`` is appended to the error message for a number that is not positive.
     """
     if isinstance(value, Tensor):
-        _check_broadcasts(name, value, x, batch_shape, reads_layouts)
+        check_broadcasts(name, value, x, batch_shape, reads_layouts)
         return
     if not _is_number(value):
         raise TypeError(f"`{name}` must be a real number or a torch.Tensor, but got {type(value).__name__}")

@@ -1,5 +1,7 @@
 """The kernels of hard masks, for :mod:`tests.kernels.kernel_cases`."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,18 @@ def reference(x: Tensor, k: Tensor) -> Outputs:
     return (exact.topk_mask(x, k.long(), False),)
 
 
+def positions(compute: Callable[..., Tensor]) -> Callable[..., Outputs]:
+    """Of the 30 largest of parts that begin at k / 2, all rows and short ones among them."""
+
+    def call(x: Tensor, k: Tensor) -> Outputs:
+        begins, (n,) = k.long() // 2, x.shape[-1:]
+        ends = torch.where(k % 3 == 0, torch.full_like(begins, n), (begins + k.long() // 3 + 1).clamp(max=n))
+        parts = compute(x, 30, begins, ends, True, -1, False)
+        return parts, compute(x, min(30, n), begins * 0, begins * 0 + n, False, -1, False)
+
+    return call
+
+
 def selections() -> list[KernelCase]:
     return [
         KernelCase(
@@ -44,5 +58,14 @@ def selections() -> list[KernelCase]:
             [(3, 1), (50, 33), (2, 1000), (1, 20_000), (2, SPLIT)],
             lambda x, number, _: triton_backend.topk_mask(x, number.long(), False),
             [*COMPILED, *COMPILED_OTHERS],
-        )
+        ),
+        KernelCase(
+            "topk_indices",
+            positions(triton_backend.topk_indices),
+            positions(exact.topk_indices),
+            tied,
+            [(3, 1), (50, 33), (5, 1000), (2, 20_000), (2, SPLIT)],
+            lambda x, number, _: positions(triton_backend.topk_indices)(x, number.long()),
+            [((64, 200), SINGLE), ((64, 4096), HALF), ((64, 16_384), SINGLE), ((1, 10**6), DOUBLE)],
+        ),
     ]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import khot.kernels
 import khot.laws
-from khot.kernels import backend, registry
+from khot.kernels import backend, registry, selection
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.order_sampling import rank_centre
@@ -137,6 +137,11 @@ def tied_rows() -> tuple[Any, ...]:
     return x, torch.tensor([0, 7, 20, 40]), True
 
 
+def parts() -> tuple[Tensor, Tensor]:
+    """Bounds of parts of these rows: whole, without the infinite entries, short and empty."""
+    return torch.tensor([0, 6, 37, 9]), torch.tensor([40, 40, 40, 9])
+
+
 SIZES = torch.tensor([3, 4])
 ISOTONIC = (normal(1, 33), normal(1, 33, seed=1).abs(), torch.tensor([0.5]).double())
 CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
@@ -177,6 +182,10 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: (*tied_rows()[:2], True, 0.0),
         lambda: (normal(3, 1000).float(), torch.tensor(50).expand(3), False, -math.inf),
         lambda: (normal(30, 4).float(), torch.tensor(2).expand(30), True, 0.0),
+    ],
+    "topk_indices": [
+        lambda: (tied_rows()[0], 5, *parts(), True, -1, False),
+        lambda: (normal(3, 1000).float(), 50, *selection.bounds_of(normal(3, 1000)), False, -1, True),
     ],
     "topk_mask": [tied_rows, lambda: (normal(3, 1000).float(), torch.tensor(50).expand(3), True)],
     "forest_roots": [lambda: (*leaves(), 6, 5), lambda: (*leaves(), 6, 3)],

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from khot import topk_mask, topk_threshold
+from khot import topk_indices, topk_mask, topk_threshold
 from khot.distributions import ConditionalPoisson, GumbelTopK, Sampford
 from khot.kernels import backend, selection
 from khot.nn import (
@@ -31,6 +31,17 @@ def expected(x, k):
     """The k first of each row in a stable order."""
     place = x.double().argsort(dim=-1, descending=True, stable=True).argsort(-1)
     return (place < torch.as_tensor(k).unsqueeze(-1)).to(x.dtype)
+
+
+def positions(x, k, starts, lengths):
+    """The positions of the k first of each part in a stable order, without ``-inf``, then -1."""
+    found = torch.full((len(x), k), -1)
+    for row, place, start, length in zip(x.double(), found, starts, lengths, strict=True):
+        order = row.argsort(descending=True, stable=True)
+        allowed = (order >= start) & (order < start + length) & (row[order] > -INF)
+        first = order[allowed][:k].sort().values
+        place[: len(first)] = first
+    return found
 
 
 def with_infinities(x):
@@ -73,6 +84,10 @@ def test_the_first_of_a_stable_order(kind, dtype):
         assert torch.equal(topk_mask(x, k), expected(x, k)), k
     k = torch.tensor([0, 3, 37, 36, 20, 1])
     assert torch.equal(topk_mask(x, k), expected(x, k))
+    starts, lengths, whole = torch.tensor([0, -3, 5, 36, 40, 2]), torch.tensor([37, 10, 2**62, 5, 3, 0]), torch.zeros(6)
+    for k in (0, 1, 12, 50):
+        assert torch.equal(topk_indices(x, k), positions(x, k, whole, whole + 37)), k
+        assert torch.equal(topk_indices(x, k, starts=starts, lengths=lengths), positions(x, k, starts, lengths)), k
 
 
 @pytest.mark.interpreted
@@ -90,8 +105,11 @@ def test_long_rows(n, dtype):
     x = normal(4, n).to(dtype)
     x[1], x[2], x[3] = x[1].sort().values, x[2].round(), 0.0
     x[3, n // 3 :: 2] = INF
+    starts, whole = torch.tensor([0, 9, n // 3, -9]), torch.zeros(4)
     for k in (1, n // 50, n // 2, n - 1):
         assert torch.equal(topk_mask(x, k), expected(x, k))
+        assert torch.equal(topk_indices(x, k), positions(x, k, whole, whole + n))
+        assert torch.equal(topk_indices(x, k, starts=starts), positions(x, k, starts, whole + 2 * n))
 
 
 def test_every_bit_pattern_of_a_half():
@@ -204,12 +222,32 @@ def test_empty(shape):
     assert topk_mask(x, 0).shape == shape
 
 
+@pytest.mark.interpreted
+def test_what_positions_promise():
+    x = torch.tensor([0.0, 0, 0, 0, 0, 1, 0, 0])
+    assert topk_indices(x, 3).tolist() == [0, 1, 5]
+    short = topk_indices(x, 10, lengths=torch.tensor(2), fill=8, dtype=torch.int32)
+    assert short.dtype == torch.int32 and short.tolist() == [0, 1] + [8] * 8
+    starts = torch.tensor([[6], [7]], dtype=torch.uint8)
+    assert topk_indices(x.expand(2, 3, 8), 1, starts=starts).tolist() == [[[6]] * 3, [[7]] * 3]
+    for shape in ((0, 4), (3, 0), (0,), (2, 0, 3)):
+        found = topk_indices(torch.zeros(shape), 2)
+        assert found.shape == (*shape[:-1], 2) and (found == -1).all()
+    x[2] = torch.nan
+    assert topk_indices(x, 1, starts=torch.tensor(3)).tolist() == [5]
+    with pytest.raises(ValueError, match="NaN"):
+        topk_indices(x, 1)
+
+
 def test_nothing_unsound_happens_unchecked():
     """NaN and sizes out of range, where nobody looks: the call ends, with zeros and ones."""
     x = normal(4, 300)
     x[1, ::2], x[2] = torch.nan, torch.nan
     mask = selection.topk_mask(x, torch.tensor([-5, 200, 100, 301]), False)
     assert ((mask == 0) | (mask == 1)).all() and not mask[0].any() and mask[3].all()
+    for k in (1, 200, 400):
+        found = selection.topk_indices(x, k, *selection.bounds_of(x), True, -1, False)
+        assert ((found >= -1) & (found < 300)).all()
 
 
 def test_inputs_are_left_alone_and_no_gradient_flows():

@@ -56,7 +56,7 @@ __all__ = ["is_handed_over", "of_rows", "with_own_code"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-NUMBERS = ("k", "temperature", "scale", "strength", "epsilon", "softness")
+NUMBERS = ("k", "temperature", "scale", "strength", "epsilon", "softness", "starts", "lengths")
 
 
 class Layout(NamedTuple):

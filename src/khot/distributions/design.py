@@ -22,7 +22,7 @@ from khot.constraints import capped_simplex, k_hot
 from khot.kernels.exact.small_numbers import log_odds
 from khot.laws.subsets import k_hot_vectors, k_hot_vectors_of_rank
 from khot.relaxations import sigmoid_topk
-from khot.relaxations.hard import positions
+from khot.relaxations.hard import indices_of_largest
 from khot.relaxations.mask_log_odds import mask_log_odds
 
 from ._arguments import Vector, broadcast_with_k, check_sizes, checked_param, checked_size
@@ -243,7 +243,7 @@ class SamplingDesign(KHotDistribution):
 
     def _sample_indices(self, shape: Size, generator: torch.Generator | None) -> Tensor:
         k = shared_k(self, "sample_indices")
-        return positions(self._rounded(self._sample(shape, generator)), k)
+        return indices_of_largest(self._rounded(self._sample(shape, generator)), k)
 
     def _rsample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
         raise NotImplementedError(

@@ -15,6 +15,7 @@ from khot.kernels.order_sampling.noises import Noise
 from khot.kernels.random_numbers.philox import draw_seed
 from khot.laws import order_sampling as law
 from khot.relaxations import topk_mask
+from khot.relaxations.hard import indices_of_largest
 
 from .base import lazy
 from .design import SamplingDesign
@@ -89,10 +90,8 @@ class OrderSampling(SamplingDesign):
     def _sample_indices(self, shape: Size, generator: torch.Generator | None) -> Tensor:
         k = shared_k(self, "sample_indices")
         if self._kernel(math.prod(shape)) is None:
-            ranks = self._ranks(shape, generator)
-        else:
-            ranks = -self._sample(shape, generator)
-        return ranks.topk(k, largest=False, sorted=False).indices.sort(-1).values
+            return indices_of_largest(self._ranks(shape, generator).neg_(), k)
+        return indices_of_largest(self._sample(shape, generator), k)
 
     def _kernel(self, draws: int) -> Callable[..., Tensor] | None:
         return order_sampling.order_draw.kernel(self._positions, draws)

@@ -7,7 +7,7 @@ from khot._contents import can_look
 from khot._validation import check_choice
 from khot.laws import systematic as law
 from khot.relaxations import sigmoid_topk
-from khot.relaxations.hard import positions
+from khot.relaxations.hard import indices_of_largest
 
 from .design import Relaxation, SamplingDesign
 from .entry import entry
@@ -96,7 +96,8 @@ class Systematic(SamplingDesign):
         u = law.start_points(shape + self._probs.shape, self._wide.device, generator)
         indices = law.find(law.cuts_in_order(self._probs, self.k, self._kept).end, u, k)
         if (self._probs >= 1).any() or (indices.diff(dim=-1) <= 0).any():  # units as long as the distance of points
-            indices = positions(law.choose(law.line(self._probs, self.k), u), k)
+            chosen = law.choose(law.line(self._probs, self.k), u)
+            indices = indices_of_largest(chosen.to(self.dtype), k)
         return indices
 
     def _log_prob(self, value: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from torch import Tensor
 from khot._contents import can_look
 from khot._shapes import broadcast_shapes
 from khot._torch_internals import eager_dispatcher, in_forward_mode, is_transformed
+from khot.kernels import selection
 from khot.kernels.operators.autograd import has_derivative
 from khot.kernels.order_sampling.noises import LOG_EXPONENTIAL, LOGISTIC, Noise
 
@@ -130,7 +131,7 @@ def _log_prob_logistic(theta: Tensor, k: int, value: Tensor) -> Tensor | None:
     if found is None:
         return None
     ahead, step = found.node.neg()[..., None] - theta, found.width / (len(found.node) - 1)
-    first = torch.zeros_like(theta).scatter(-1, theta.detach().topk(k).indices, 1.0)
+    first = selection.topk_mask(theta.detach(), theta.new_full(theta.shape[:-1], k, dtype=torch.int64), False)
     log_chance = F.logsigmoid(ahead * (1 - 2 * first)).sum(-1)
     missing = torch.einsum("gr,grn->rn", log_chance.softmax(0), ahead.sigmoid())
     rate, moved = torch.einsum("srn,rn->sr", value, missing), torch.einsum("srn,rn->sr", value - first, theta)
@@ -152,7 +153,7 @@ def _log_prob_log_exponential(theta: Tensor, k: int, value: Tensor) -> Tensor | 
         return None
     theta = theta.expand(value.shape)
     others = torch.sub(theta, value, alpha=OUTSIDE).logsumexp(-1, keepdim=True)
-    ahead = theta.gather(-1, value.topk(k, sorted=False).indices) - others
+    ahead = theta.gather(-1, selection.topk_indices(value, k, *selection.bounds_of(value), True, -1, False)) - others
     if not ahead.detach().abs().amax().item() <= FARTHEST_AHEAD:
         return None
     return ((up * ahead.exp()).expm1().neg().log().sum(-1) + rise).logsumexp(0) + log_step

@@ -28,7 +28,7 @@ from khot._validation import (
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import straight_through_topk, topk_mask
 from khot.relaxations.axes import as_axes, as_rows
-from khot.relaxations.hard import positions
+from khot.relaxations.hard import indices_of_largest
 
 Relaxation = Callable[..., Tensor]
 
@@ -150,10 +150,10 @@ def places_of_largest(x: Tensor, k: int, *, may_exclude: bool = False) -> Tensor
     Raises if ``-inf`` leaves fewer than k entries and the contents can be read, unless excluded entries may fill up the
     selection.
     """
-    mask = topk_mask(x, k)
-    if not may_exclude and looks_at_contents(x):
+    indices = indices_of_largest(x, k)
+    if not may_exclude and looks_at_contents(x) and bool((x.gather(-1, indices) == -torch.inf).any()):
         check_enough(x, k)
-    return positions(mask, k)
+    return indices
 
 
 def keep(x: Tensor, mask: Tensor) -> Tensor:

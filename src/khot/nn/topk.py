@@ -226,13 +226,12 @@ class TopK(TopKMask):
         check_scores(x, self.dim, joint=True)
         k = checked_int("k", self.k if k is None else k, "an int for a selection, since all rows have as many entries")
         rows = as_rows(x, self.dim)
-        wide = rows.to(compute_dtype(rows))
-        scores = self._scores_of(wide.detach())
-        indices = places_of_largest(scores, k, may_exclude=self._takes_excluded)
-        values = wide.masked_fill(wide == -torch.inf, 0).gather(-1, indices)
+        indices = places_of_largest(self._scores_of(rows.detach()), k, may_exclude=self._takes_excluded)
+        values = rows.gather(-1, indices)
+        values = values.masked_fill(values == -torch.inf, 0)
         if self.softness is not None:
-            values = values * self._mask_of(wide, k, -1).gather(-1, indices)
-        values = values.to(x.dtype)
+            mask = self._mask_of(rows.to(compute_dtype(rows)), k, -1)
+            values = (values * mask.gather(-1, indices)).to(x.dtype)
         if isinstance(self.dim, tuple):
             return Selection(values, indices)
         return Selection(as_axes(values, x, self.dim), as_axes(indices, x, self.dim))
@@ -305,11 +304,10 @@ class GatherTopK(Masking):
             wanted = ", ".join(map(str, (*scores.shape, "d")))
             raise ValueError(f"`tokens` must have shape ({wanted}), as scores do, but got {tuple(tokens.shape)}")
         k = checked_int("k", self.k if k is None else k)
-        wide = scores.to(compute_dtype(scores))
-        indices = places_of_largest(wide.detach(), k)
+        indices = places_of_largest(scores.detach(), k)
         values = tokens.gather(-2, indices.unsqueeze(-1).expand(*indices.shape, tokens.shape[-1]))
         if self.softness is not None:
-            weights = self._mask_of(wide, k, -1).gather(-1, indices).unsqueeze(-1)
+            weights = self._mask_of(scores.to(compute_dtype(scores)), k, -1).gather(-1, indices).unsqueeze(-1)
             values = (values * weights).to(tokens.dtype)
         return Selection(values, indices)
 

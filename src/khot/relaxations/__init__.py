@@ -38,7 +38,7 @@ from ._capped_softmax import capped_softmax
 from ._straight_through import straight_through_topk, straight_through_value
 from .counting import soft_count, soft_quantile
 from .engine import capped_simplex_map
-from .hard import topk_mask
+from .hard import topk_indices, topk_mask
 from .isotonic import isotonic_l2, isotonic_lp
 from .lapsum import lapsum_topk, log_lapsum_topk
 from .magnitude import sparse_topk_magnitude
@@ -80,6 +80,7 @@ __all__ = [
     "straight_through_topk",
     "straight_through_value",
     "successive_softmax_topk",
+    "topk_indices",
     "topk_mask",
     "topk_threshold",
     "transport_topk",

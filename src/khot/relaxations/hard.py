@@ -1,4 +1,4 @@
-"""The hard top-k mask, the limit of the relaxed ones."""
+"""The hard top-k mask, the limit of the relaxed ones, and the positions of its ones."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from khot._contents import can_look, checks_contents
+from khot._contents import checks_contents
 from khot._distributed.shards import Shards
 from khot._torch_internals import is_exporting
-from khot._validation import check_k, check_scores, checked_int, in_wide_dtype
+from khot._validation import check_broadcasts, check_k, check_scores, checked_int, in_wide_dtype
 from khot.kernels import selection
 from khot.kernels.call import Call
 from khot.kernels.exact.rows import compute_dtype, in_rows_of, with_an_item
-from khot.kernels.selection.exact import mask_of_largest
+from khot.kernels.selection import exact
 
 from .axes import as_axes, as_rows
 from .boundary import with_call
@@ -58,8 +58,102 @@ def topk_mask(_call: Call, x: Tensor, k: int | Tensor, *, dim: int | tuple[int, 
     else:
         sizes = torch.full((), k, dtype=torch.int64, device=x.device).expand(batch)
     if _call.writes_onnx or (_call.is_compiling and is_exporting()):  # a program that runs without this library
-        return as_axes(mask_of_largest(rows, sizes, n if isinstance(k, Tensor) else k), x, dim)
+        return as_axes(exact.mask_of_largest(rows, sizes, n if isinstance(k, Tensor) else k), x, dim)
     return as_axes(selection.topk_mask.within(_call, rows, sizes, checks_contents(x)), x, dim)
+
+
+@with_call(needs_float64=False)
+def topk_indices(
+    _call: Call,
+    x: Tensor,
+    k: int,
+    *,
+    starts: Tensor | None = None,
+    lengths: Tensor | None = None,
+    fill: int = -1,
+    dtype: torch.dtype = torch.int64,
+) -> Tensor:
+    r"""Finds the positions of the k largest entries, in increasing order.
+
+    Among equal scores, earlier entries win, on every device and in compiled and exported programs, where the order of
+    :func:`torch.topk` is undefined. If a row has k entries above ``-inf``, the result is the row of
+    ``topk_mask(x, k).nonzero()``.
+
+    Each row can have its own part ``[start, start + length)``, such as the keys of a causal or a padded sequence; what
+    lies outside the row is ignored. Entries of ``-inf`` are never selected. Rows with fewer than ``k`` entries give all
+    they have, then ``fill``. The result carries no gradient. The entries are found by counting in O(n) time, without
+    sorting.
+
+    Args:
+        x: Real scores ``(..., n)``; ``inf`` is the largest score.
+        k: Number of positions, which may exceed n.
+        starts: First positions of the parts, an integer tensor that broadcasts with the batch shape; by default 0.
+        lengths: Lengths of the parts, an integer tensor that broadcasts with the batch shape; by default to the end.
+        fill: Stands for missing positions.
+        dtype: ``torch.int64`` or ``torch.int32``.
+
+    Returns:
+        Tensor ``(..., k)`` of positions in the whole row.
+
+    Raises:
+        ValueError: If ``k`` is negative, shapes do not fit, or there is NaN in a part. See :mod:`khot.relaxations`.
+        TypeError: If an argument has the wrong type.
+
+    Example:
+        >>> topk_indices(torch.tensor([0.3, 2.0, -1.0, 0.9]), 2)
+        tensor([1, 3])
+        >>> topk_indices(torch.zeros(3, 5), 2, lengths=torch.tensor([1, 2, 3]))  # causal
+        tensor([[ 0, -1],
+                [ 0,  1],
+                [ 0,  1]])
+    """
+    check_scores(x, -1, reads_layouts=_call.reads_layouts)
+    if checked_int("k", k) < 0:
+        raise ValueError(f"`k` must be at least 0, but got {k}")
+    if dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"`dtype` must be torch.int64 or torch.int32, but got {dtype}")
+    limits, fill = torch.iinfo(dtype), checked_int("fill", fill)
+    if not limits.min <= fill <= limits.max:
+        raise ValueError(f"`fill` must lie in [{limits.min}, {limits.max}] for dtype={dtype}, but got {fill}")
+    x, n = x.detach(), x.shape[-1]
+    begins = ends = None
+    if starts is not None:
+        starts = _checked_bounds("starts", starts, x, _call).clamp(-_FAR, n)
+        begins = starts.clamp(min=0)
+    if lengths is not None:
+        ends = _checked_bounds("lengths", lengths, x, _call).clamp(0, _FAR)
+        ends = (ends if starts is None else starts + ends).clamp(0, n)
+    return _positions(_call, x, k, begins, ends, skips=True, fill=fill).to(dtype)
+
+
+_FAR = 2**62  # sums of two of these do not overflow
+
+
+def _checked_bounds(name: str, value: Any, x: Tensor, call: Call) -> Tensor:
+    if not isinstance(value, Tensor) or value.is_floating_point():
+        raise TypeError(f"`{name}` must be an integer tensor or None, but got {value!r}")
+    check_broadcasts(name, value, x, x.shape[:-1], call.reads_layouts)
+    return in_wide_dtype(value.detach()).to(x.device).expand(x.shape[:-1])
+
+
+def _positions(
+    call: Call, x: Tensor, k: int, begins: Tensor | None, ends: Tensor | None, skips: bool, fill: int
+) -> Tensor:
+    first, end = selection.bounds_of(x)
+    bounds = first if begins is None else begins, end if ends is None else ends
+    if call.writes_onnx or (call.is_compiling and is_exporting()):
+        return exact.topk_indices(x, k, *bounds, skips, fill, False)
+    return selection.topk_indices.within(call, x, k, *bounds, skips, fill, checks_contents(x))
+
+
+@with_call(needs_float64=False)
+def indices_of_largest(_call: Call, x: Tensor, k: int) -> Tensor:
+    """The indices of the k largest entries of each row of x (..., n), in increasing order, for ``0 <= k <= n``.
+
+    If there are too few, they include the first entries excluded by ``-inf``.
+    """
+    check_k(k, x, x.shape[:-1], x.shape[-1])
+    return _positions(_call, x.detach(), k, None, None, skips=False, fill=-1)
 
 
 def _mask_of_parts(x: Tensor, k: int | Tensor, shards: Shards) -> Tensor:
@@ -97,10 +191,3 @@ def checked_whole(k: Any, what: str = "a hard mask") -> int | Tensor:
     if k.is_floating_point():
         raise TypeError(f"`k` must be {what}, but got {k!r}")
     return in_wide_dtype(k)
-
-
-def positions(value: Tensor, k: int) -> Tensor:
-    """The indices of the ones of k-hot vectors ``(..., n)``, as ``(..., k)`` in increasing order."""
-    if can_look(value) and value.device.type == "cpu":
-        return value.nonzero()[:, -1].view(*value.shape[:-1], k)
-    return value.topk(k, sorted=False).indices.sort(-1).values  # a shape that does not depend on the contents

@@ -5,8 +5,8 @@ there are k entries, :math:`\#\{i : x_i > t\} = k`, or as many as ties allow. Nu
 the same bits, so counts at three thresholds cut a bracket of t in four, until one of the counts is k, or two
 neighbouring numbers enclose t; entries are then tied at t. This takes one pass over the row for two bits of a number.
 
-``topk_mask`` gives the mask; ``keep_largest`` gives the entries times the mask, or with another number such as ``-inf``
-in place of the zeros, for modules, which then need no further pass.
+``topk_mask`` gives the mask, and ``topk_indices`` the positions of its ones; ``keep_largest`` gives the entries times
+the mask, or with another number such as ``-inf`` in place of the zeros, for modules, which then need no further pass.
 """
 
 import torch
@@ -17,7 +17,7 @@ from ..registry import Operator, only_if
 from . import exact
 from .exact import check_ranked
 
-__all__ = ["check_ranked", "keep_largest", "topk_mask"]
+__all__ = ["bounds_of", "check_ranked", "keep_largest", "topk_indices", "topk_mask"]
 
 
 def _like(x: Tensor, *_: object) -> Tensor:
@@ -31,6 +31,25 @@ topk_mask.backend(
     module=".numba_backend",
     takes=only_if(lambda x, *_: x.shape[-1] <= MAX_N, "its loops count the columns of a row in 32 bits"),
 )
+
+
+def _indices_like(x: Tensor, k: int, *_: object) -> Tensor:
+    return x.new_empty((*x.shape[:-1], k), dtype=torch.int64)
+
+
+topk_indices = Operator("topk_indices", exact.topk_indices, fake=_indices_like)
+topk_indices.backend("triton", module=".triton_backend")
+topk_indices.backend(
+    "numba",
+    module=".numba_backend",
+    takes=only_if(lambda x, *_: x.shape[-1] <= MAX_N, "its loops count the columns of a row in 32 bits"),
+)
+
+
+def bounds_of(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The first place of each row of x (..., n), and the end, as :data:`topk_indices` takes them."""
+    first, end = (torch.full((), place, dtype=torch.int64, device=x.device) for place in (0, x.shape[-1]))
+    return first.expand(x.shape[:-1]), end.expand(x.shape[:-1])
 
 
 def _kept_like(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:

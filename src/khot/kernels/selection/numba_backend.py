@@ -13,8 +13,8 @@ from ..cpu.loops import inlined, kernel_for_dtype, over_rows, per_row, summed
 from ..cpu.maths import Real
 from ..cpu.rows import REALS_AT, bytes_at, longs_at, smaller
 from ..exact.rows import compute_dtype
-from .exact import check_ranked
-from .numba_counting import ANYWHERE, SUSPECT, guesses_of_sample, mark_largest
+from .exact import NOT_A_NUMBER, check_ranked
+from .numba_counting import ANYWHERE, BLOCK, SUSPECT, cut, guesses_of_sample, mark_largest, write_largest
 
 SAMPLE_SIZE, LONG = 2**10, 2**16  # entries of a sample, and of rows for which a sample pays
 SHORT = 8  # entries of rows in which all pairs are compared
@@ -46,6 +46,50 @@ def _loop(real: Real) -> Any:
             if math.isfinite(t):  # the rows of a batch are often similar
                 move = 0.75 * move + 0.5 * abs(t - guesses[1])
                 guesses = t - move, t, t + move
+        return wrong
+
+    return rows
+
+
+def topk_indices(x: Tensor, k: int, begins: Tensor, ends: Tensor, skips: bool, fill: int, check: bool) -> Tensor:
+    items, n = x.to(compute_dtype(x)).contiguous(), x.shape[-1]
+    rows, begins, ends = items.numel() // n, begins.reshape(-1), ends.reshape(-1)
+    found = torch.empty(*x.shape[:-1], k, dtype=torch.int64)
+    bounds = begins.data_ptr(), begins.stride(0), ends.data_ptr(), ends.stride(0)
+    arguments = items.data_ptr(), k, bounds, found.data_ptr(), (skips, fill)
+    if over_rows(_index_loop(items), rows, rows * n, n, *arguments) and check:
+        raise ValueError(NOT_A_NUMBER)
+    return found
+
+
+@kernel_for_dtype
+def _index_loop(real: Real) -> Any:
+    reals_at = REALS_AT[real]
+
+    def rows(first, last, n, x, k, bounds, places, how):
+        (begin_at, begin_step, end_at, end_step), (skips, fill) = bounds, how
+        xs, found = reals_at(x, last, n), longs_at(places, last, k)
+        begins = longs_at(begin_at, 1, (last - 1) * begin_step + 1)[0]
+        ends = longs_at(end_at, 1, (last - 1) * end_step + 1)[0]
+        sample, room = np.empty(SAMPLE_SIZE if n >= LONG else 0, real), np.empty(BLOCK, real)
+        guesses, move, has_ties, wrong = ANYWHERE, 0.0, False, 0
+        for r in range(first, last):
+            begin, none = begins[r * begin_step], real(-np.inf)
+            row = xs[r, begin : ends[r * end_step]]
+            t, above = none, np.int64(0)
+            if k < row.shape[0]:
+                if row.shape[0] >= LONG:
+                    guesses = guesses_of_sample(row, k, sample)
+                t, above = cut(row, k, guesses, 2 if has_ties else SUSPECT)
+                has_ties = above != k
+                if math.isfinite(t):
+                    move = 0.75 * move + 0.5 * abs(t - guesses[1])
+                    guesses = t - move, t, t + move
+            rest = np.int64(0) if skips and t == none else k - above
+            written, not_numbers = write_largest(row, t, rest, begin, room, found[r])
+            for i in range(written, k):
+                found[r, i] = fill
+            wrong += not_numbers > 0
         return wrong
 
     return rows

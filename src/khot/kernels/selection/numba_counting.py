@@ -55,6 +55,35 @@ def number(context, at, like):
     return like(types.int64, like), build
 
 
+def _bits(compare):
+    """A function of a block and a number: the bits of the entries that compare with the number in this way."""
+
+    @intrinsic
+    def bits(context, block, t):
+        def build(context, builder, _, args):
+            real = context.get_value_type(t)
+            vector = ir.VectorType(real, BLOCK)
+            data = context.make_array(block)(context, builder, args[0]).data
+            entries = builder.load(builder.bitcast(data, vector.as_pointer()), align=t.bitwidth // 8)
+            one = builder.insert_element(ir.Constant(vector, ir.Undefined), args[1], ir.Constant(ir.IntType(32), 0))
+            all_equal = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), BLOCK), None))
+            return builder.bitcast(compare(builder, entries, all_equal), ir.IntType(BLOCK))
+
+        return types.uint64(block, t), build
+
+    return bits
+
+
+_above = _bits(lambda builder, x, t: builder.fcmp_ordered(">", x, t))
+_equal = _bits(lambda builder, x, t: builder.fcmp_ordered("==", x, t))
+_not_at_most = _bits(lambda builder, x, t: builder.fcmp_unordered(">", x, t))  # above, or NaN
+
+
+@intrinsic
+def _lowest_bit(context, bits):
+    return types.int64(bits), lambda _, builder, __, args: builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+
 @inlined
 def _mean(a, b):
     return (a >> 1) + (b >> 1) + (a & b & 1)  # their sum may overflow
@@ -187,6 +216,37 @@ def _mark_ties(x, t, rest, y):
             return
         _mark_from(some, t, out)
         rest -= tied
+
+
+@per_row
+def write_largest(x, t, rest, first, room, out):
+    """Writes the places of the entries above t, and of the first ``rest`` equal to it; that of x[0] is ``first``.
+
+    ``room`` is an array of a block, for the end of the row. Returns how many places there are, and in how many blocks
+    there is NaN.
+    """
+    written = not_numbers = np.int64(0)
+    for start in range(0, x.shape[0], BLOCK):
+        some, within = x[start : start + BLOCK], ~np.uint64(0)
+        if some.shape[0] < BLOCK:
+            room[: some.shape[0]] = some
+            some, within = room, (np.uint64(1) << np.uint64(some.shape[0])) - np.uint64(1)
+        bits = _not_at_most(some, t) & within
+        if bits != 0:
+            above = _above(some, t) & within
+            not_numbers += bits != above
+            bits = above
+        if rest > 0:
+            tied = _equal(some, t) & within
+            while tied != 0 and rest > 0:
+                others = tied & (tied - np.uint64(1))
+                bits |= tied ^ others
+                tied, rest = others, rest - 1
+        while bits != 0:
+            out[written] = first + start + _lowest_bit(bits)
+            written += 1
+            bits &= bits - np.uint64(1)
+    return written, not_numbers
 
 
 @per_row

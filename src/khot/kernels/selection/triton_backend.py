@@ -1,4 +1,6 @@
-"""Hard masks in Triton: numbers become integers of the same order, and three counts at a time cut a bracket in four.
+"""Hard masks, and the positions of their ones, in Triton.
+
+Numbers become integers of the same order, and three counts at a time cut a bracket in four.
 
 There are three ways to process a row, chosen by :func:`khot.kernels.gpu.plans.plan`:
 
@@ -7,13 +9,12 @@ There are three ways to process a row, chosen by :func:`khot.kernels.gpu.plans.p
     split       several programs for a row and a launch for every count, which ends at once for rows that are done;
                 each program sums the counts of the previous launch, and the last counts give the ties before each part
 
-Layout: x, y (rows, n), unit last stride; k (rows,). Keys are int32, for float64 int64. NaN has a place in their order:
-every row gets exactly k ones.
+Layout: x, y (rows, n), unit last stride; k (rows,). With INDICES, y has positions (rows, width), filled up already, and
+bounds (rows, 2) are those of the part of each row; with SKIPS, ``-inf`` is never chosen. Keys are int32, for float64
+int64. NaN has a place in their order: every mask gets exactly k ones.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-
-from typing import Any
 
 import torch
 import triton
@@ -25,7 +26,7 @@ from khot._torch_internals import is_recorded
 from ..gpu.launch import launch
 from ..gpu.plans import Table, plan
 from ..gpu.tools import add3, arithmetic, on_device, rows_of
-from .exact import check_ranked
+from .exact import check_ranked, parts_of
 
 SELECT: Table = {
     torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 8)),
@@ -36,9 +37,11 @@ BITS = {torch.float64: 64, torch.float32: 32, torch.float16: 16, torch.bfloat16:
 
 
 @triton.jit
-def _load_keys(x_ptr, places, there, LOWEST: tl.constexpr):
+def _load_keys(x_ptr, places, there, LOWEST: tl.constexpr, SKIPS: tl.constexpr):
     """Numbers as integers of the same order, both zeros as 0; LOWEST, which is no number's key, outside the row."""
     x = tl.load(x_ptr + places, mask=there, other=0.0)
+    if SKIPS:
+        there &= x > float("-inf")
     if x.dtype == tl.float64:
         bits = x.to(tl.int64, bitcast=True)
     elif x.dtype == tl.float32:
@@ -66,12 +69,12 @@ def _count_three(key, a, b, c):
 
 
 @triton.jit
-def _count_span(x_ptr, begin, end, a, b, c, LOWEST: tl.constexpr, BLOCK: tl.constexpr):
+def _count_span(x_ptr, begin, end, a, b, c, LOWEST: tl.constexpr, BLOCK: tl.constexpr, SKIPS: tl.constexpr):
     """How many entries of a row, from ``begin`` to ``end``, are above three keys, each (1,)."""
     one, two, three = tl.zeros((1, BLOCK), tl.int32), tl.zeros((1, BLOCK), tl.int32), tl.zeros((1, BLOCK), tl.int32)
     for start in range(begin, end, BLOCK):
         cols = start + tl.arange(0, BLOCK)[None, :]
-        first, second, third = _count_three(_load_keys(x_ptr, cols, cols < end, LOWEST), a, b, c)
+        first, second, third = _count_three(_load_keys(x_ptr, cols, cols < end, LOWEST, SKIPS), a, b, c)
         one += first
         two += second
         three += third
@@ -107,23 +110,42 @@ def _chosen(key, high, rest, seen):
 
 
 @triton.jit
-def _store(y_ptr, places, chosen, there):
-    tl.store(y_ptr + places, chosen.to(tl.float32).to(y_ptr.dtype.element_ty), mask=there)
+def _store(y_ptr, cols, chosen, there, written, INDICES: tl.constexpr):
+    """Stores a mask, or the positions after ``written`` earlier ones, and returns their new number."""
+    if INDICES:
+        places = written[:, None] + tl.cumsum(chosen.to(tl.int32), 1) - 1
+        tl.store(y_ptr + places, tl.broadcast_to(cols, places.shape).to(tl.int64), mask=chosen)
+        written += tl.sum(chosen.to(tl.int32), 1)
+    else:
+        tl.store(y_ptr + cols, chosen.to(tl.float32).to(y_ptr.dtype.element_ty), mask=there)
+    return written
 
 
 @triton.jit
-def _mark_span(x_ptr, y_ptr, begin, end, high, rest, seen, LOWEST: tl.constexpr, BLOCK: tl.constexpr):
+def _mark_span(
+    x_ptr, y_ptr, begin, end, high, rest, seen, written,
+    LOWEST: tl.constexpr, BLOCK: tl.constexpr, INDICES: tl.constexpr, SKIPS: tl.constexpr,
+):  # fmt: skip
     for start in range(begin, end, BLOCK):
         cols = start + tl.arange(0, BLOCK)[None, :]
-        chosen, seen = _chosen(_load_keys(x_ptr, cols, cols < end, LOWEST), high, rest, seen)
-        _store(y_ptr, cols, chosen, cols < end)
+        chosen, seen = _chosen(_load_keys(x_ptr, cols, cols < end, LOWEST, SKIPS), high, rest, seen)
+        written = _store(y_ptr, cols, chosen, cols < end, written, INDICES)
 
 
-@triton.jit(do_not_specialize=["stride_k", "stride_x", "rows", "n"])
+@triton.jit
+def _part_of(bounds_ptr, row, there, begin, end, k, high, LOWEST: tl.constexpr):
+    """The part of rows inside [begin, end), each (ROWS,), and the first bracket: a short part is chosen whole."""
+    first = tl.load(bounds_ptr + 2 * row, mask=there, other=0).to(tl.int32)
+    last = tl.load(bounds_ptr + 2 * row + 1, mask=there, other=0).to(tl.int32)
+    high = tl.where(k >= last - first, LOWEST + 1, high)
+    return tl.maximum(first, begin), tl.minimum(last, end), high
+
+
+@triton.jit(do_not_specialize=["stride_k", "stride_x", "width", "rows", "n"])
 def _topk_mask(
-    x_ptr, y_ptr, k_ptr, stride_k, stride_x, rows, n,
-    LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr,
-    IN_REGISTERS: tl.constexpr,
+    x_ptr, y_ptr, k_ptr, bounds_ptr, stride_k, stride_x, width, rows, n,
+    LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, INDICES: tl.constexpr,
+    SKIPS: tl.constexpr, ROWS: tl.constexpr, IN_REGISTERS: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows in registers, or one in tiles."""
     if ALIGNED:
@@ -133,22 +155,30 @@ def _topk_mask(
     there = (row < rows)[:, None] & (cols < n)  # (ROWS, BLOCK)
     k = tl.load(k_ptr + row * stride_k, mask=row < rows, other=0).to(tl.int32)  # (ROWS,)
     low, high = tl.full((ROWS,), LOWEST, KEY), tl.full((ROWS,), -(LOWEST + 1), KEY)
-    above, seen = tl.zeros((ROWS,), tl.int32), tl.zeros((ROWS,), tl.int32)
+    above, seen, written = tl.zeros((ROWS,), tl.int32), tl.zeros((ROWS,), tl.int32), tl.zeros((ROWS,), tl.int32)
+    begin, end = 0, n
+    if INDICES:
+        begins, ends, high = _part_of(bounds_ptr, row, row < rows, 0, n, k, high, LOWEST)
+        there &= (cols >= begins[:, None]) & (cols < ends[:, None])
+        begin, end = tl.max(begins, 0), tl.max(ends, 0)  # of the only row, in tiles
+    else:
+        width = n
     if IN_REGISTERS:
-        key = _load_keys(x_ptr, row[:, None] * stride_x + cols, there, LOWEST)
+        key = _load_keys(x_ptr, row[:, None] * stride_x + cols, there, LOWEST, SKIPS)
     found = tl.min(_is_found(low, high, above, k).to(tl.int32), 0) > 0
     while ~found:
         a, b, c = _cuts(low, high)
         if IN_REGISTERS:
             over_a, over_b, over_c = tl.reduce(_count_three(key, a, b, c), 1, add3)
         else:
-            over_a, over_b, over_c = _count_span(x_ptr + first * stride_x, 0, n, a, b, c, LOWEST, BLOCK)
+            over_a, over_b, over_c = _count_span(x_ptr + first * stride_x, begin, end, a, b, c, LOWEST, BLOCK, SKIPS)
         low, high, above, found = _narrow(low, high, above, k, over_a, over_b, over_c)
     if IN_REGISTERS:
         chosen, seen = _chosen(key, high, k - above, seen)
-        _store(y_ptr, row[:, None] * n + cols, chosen, there)
+        _store(y_ptr + row[:, None] * width, cols, chosen, there, written, INDICES)
     else:
-        _mark_span(x_ptr + first * stride_x, y_ptr + first * n, 0, n, high, k - above, seen, LOWEST, BLOCK)
+        x_ptr, y_ptr = x_ptr + first * stride_x, y_ptr + first * width
+        _mark_span(x_ptr, y_ptr, begin, end, high, k - above, seen, written, LOWEST, BLOCK, INDICES, SKIPS)
 
 
 @triton.jit
@@ -176,8 +206,9 @@ def _store_three(pointer, one, two, three):
 
 @triton.jit(do_not_specialize=["stride_k", "stride_x", "n", "step", "last", "blocks"])
 def _topk_mask_count(
-    x_ptr, state_ptr, counts_ptr, k_ptr, stride_k, stride_x, n, step, last, blocks,
-    LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, PARTS: tl.constexpr,
+    x_ptr, state_ptr, counts_ptr, k_ptr, bounds_ptr, stride_k, stride_x, n, step, last, blocks,
+    LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, INDICES: tl.constexpr,
+    SKIPS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The bracket that the counts of the previous step leave, and counts of this program's part of the row in it.
 
@@ -189,7 +220,12 @@ def _topk_mask_count(
     parts, rows = tl.num_programs(0), tl.num_programs(1)
     k = tl.load(k_ptr + row * stride_k + tl.arange(0, 1)).to(tl.int32)
     low, high, above = tl.full((1,), LOWEST, KEY), tl.full((1,), -(LOWEST + 1), KEY), tl.zeros((1,), tl.int32)
-    found = tl.max((above == k).to(tl.int32), 0) > 0
+    begin = part * blocks * BLOCK
+    end = begin + tl.minimum(n - begin, blocks * BLOCK)
+    if INDICES:
+        begins, ends, high = _part_of(bounds_ptr, row + tl.arange(0, 1), True, begin, end, k, high, LOWEST)
+        begin, end = tl.max(begins, 0), tl.max(ends, 0)
+    found = tl.max(_is_found(low, high, above, k).to(tl.int32), 0) > 0
     if step > 0:
         low, high, above = _load_bracket(state_ptr, step - 1, rows, row, KEY)
         one, two, three = _load_counts(counts_ptr, step - 1, rows, row, parts, PARTS)
@@ -201,16 +237,15 @@ def _topk_mask_count(
         a, b, c = _cuts(low, high)
         if step == last:
             a, b, c = high - 1, high, high
-        begin = part * blocks * BLOCK
-        end = begin + tl.minimum(n - begin, blocks * BLOCK)
-        one, two, three = _count_span(x_ptr + row * stride_x, begin, end, a, b, c, LOWEST, BLOCK)
+        one, two, three = _count_span(x_ptr + row * stride_x, begin, end, a, b, c, LOWEST, BLOCK, SKIPS)
         _store_three(counts_ptr + 3 * ((step * rows + row) * parts + part), one, two, three)
 
 
-@triton.jit(do_not_specialize=["stride_k", "stride_x", "n", "last", "blocks"])
+@triton.jit(do_not_specialize=["stride_k", "stride_x", "width", "n", "last", "blocks"])
 def _topk_mask_mark(
-    x_ptr, y_ptr, state_ptr, counts_ptr, k_ptr, stride_k, stride_x, n, last, blocks,
-    LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, PARTS: tl.constexpr,
+    x_ptr, y_ptr, state_ptr, counts_ptr, k_ptr, bounds_ptr, stride_k, stride_x, width, n, last, blocks,
+    LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, INDICES: tl.constexpr,
+    SKIPS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The mask of this program's part of the row."""
     if ALIGNED:
@@ -220,39 +255,61 @@ def _topk_mask_mark(
     k = tl.load(k_ptr + row * stride_k + tl.arange(0, 1)).to(tl.int32)
     _, high, above = _load_bracket(state_ptr, last, rows, row, KEY)
     upto, over, _ = _load_counts(counts_ptr, last, rows, row, parts, PARTS)
-    seen = tl.sum(tl.where(tl.arange(0, PARTS)[None, :] < part, upto - over, 0), 1)  # ties in earlier parts
+    is_earlier = tl.arange(0, PARTS)[None, :] < part
+    seen = tl.sum(tl.where(is_earlier, upto - over, 0), 1)  # ties in earlier parts
+    written = tl.sum(tl.where(is_earlier, over, 0), 1) + tl.minimum(seen, k - above)
     begin = part * blocks * BLOCK
     end = begin + tl.minimum(n - begin, blocks * BLOCK)
-    _mark_span(x_ptr + row * stride_x, y_ptr + row * n, begin, end, high, k - above, seen, LOWEST, BLOCK)
+    if INDICES:
+        begins, ends, _ = _part_of(bounds_ptr, row + tl.arange(0, 1), True, begin, end, k, high, LOWEST)
+        begin, end = tl.max(begins, 0), tl.max(ends, 0)
+    else:
+        width = n
+    x_ptr, y_ptr = x_ptr + row * stride_x, y_ptr + row * width
+    _mark_span(x_ptr, y_ptr, begin, end, high, k - above, seen, written, LOWEST, BLOCK, INDICES, SKIPS)
 
 
 def topk_mask(x: Tensor, k: Tensor, check: bool) -> Tensor:
     if check and not is_recorded(x):
         check_ranked(x, k)
     items, sizes = rows_of(x), k.reshape(-1)
-    (rows, n), bits = items.shape, BITS[x.dtype]
-    y = torch.empty(rows, n, dtype=x.dtype, device=x.device)
+    y = torch.empty_like(items, memory_format=torch.contiguous_format)
+    _select(items, y, sizes, sizes, False, False)
+    return y.reshape(x.shape)
+
+
+def topk_indices(x: Tensor, k: int, begins: Tensor, ends: Tensor, skips: bool, fill: int, check: bool) -> Tensor:
+    if check and not is_recorded(x):
+        check_ranked(parts_of(x, begins, ends), k)
+    items, bounds = rows_of(x), torch.stack((begins, ends), -1)
+    found = torch.full((len(items), k), fill, dtype=torch.int64, device=x.device)
+    sizes = torch.full((), min(k, x.shape[-1]), device=x.device).expand(len(items))
+    if k > 0:
+        _select(items, found, sizes, bounds, True, skips)
+    return found.reshape(*x.shape[:-1], k)
+
+
+def _select(x: Tensor, y: Tensor, k: Tensor, bounds: Tensor, indices: bool, skips: bool) -> None:
+    """Writes the masks of rows, or the positions of their ones, to y."""
+    (rows, n), bits = x.shape, BITS[x.dtype]
     how = plan(rows, n, arithmetic(x)[0], SELECT)
-    strides = sizes.stride(0), items.stride(0)
-    lowest, key = -(2 ** (bits - 1)), tl.int64 if bits == 64 else tl.int32
-    aligned = n % 16 == 0 and items.stride(0) % 16 == 0
+    strides = k.stride(0), x.stride(0)
+    aligned = n % 16 == 0 and x.stride(0) % 16 == 0
+    constants = -(2 ** (bits - 1)), tl.int64 if bits == 64 else tl.int32, how.block, aligned, indices, skips
     with on_device(x):
         if how.splits == 1:
             together = TOGETHER // how.block if how.block <= SHORT else 1
-            constants = lowest, key, how.block, aligned, together, how.resident
             warps = 4 if how.block <= SHORT else how.warps
-            grid = (-(-rows // together), 1, 1)
-            launch(_topk_mask, grid, (items, y, sizes, *strides, rows, n), constants, num_warps=warps)
-            return y.reshape(x.shape)
-        options: dict[str, Any] = {
-            "LOWEST": lowest, "KEY": key, "BLOCK": how.block, "ALIGNED": aligned, "num_warps": how.warps,
-        }  # fmt: skip
+            arguments: tuple[Tensor | int, ...] = x, y, k, bounds, *strides, y.shape[1], rows, n
+            grid = -(-rows // together), 1, 1
+            launch(_topk_mask, grid, arguments, (*constants, together, how.resident), num_warps=warps)
+            return
         (parts, length), last = how.chunks(n), bits // 2  # steps, each of which finds two bits of a key
         state = torch.empty(last + 1, rows, 3, dtype=torch.int64, device=x.device)
         counts = torch.empty(last + 1, rows, parts, 3, dtype=torch.int32, device=x.device)
-        options["PARTS"] = 1 << (parts - 1).bit_length()
-        blocks = length // how.block
+        options, blocks = {"PARTS": 1 << (parts - 1).bit_length(), "num_warps": how.warps}, length // how.block
         for step in range(last + 1):
-            _topk_mask_count[(parts, rows)](items, state, counts, sizes, *strides, n, step, last, blocks, **options)
-        _topk_mask_mark[(parts, rows)](items, y, state, counts, sizes, *strides, n, last, blocks, **options)
-    return y.reshape(x.shape)
+            arguments = x, state, counts, k, bounds, *strides, n, step, last, blocks
+            _topk_mask_count[parts, rows](*arguments, *constants, **options)
+        arguments = x, y, state, counts, k, bounds, *strides, y.shape[1], n, last, blocks
+        _topk_mask_mark[parts, rows](*arguments, *constants, **options)
