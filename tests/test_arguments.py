@@ -15,6 +15,7 @@ from torch.distributions import biject_to, transform_to
 import khot
 from khot import constraints, nn
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.maps import ODD_MAPS, RELAXATIONS, publics
 from tests.modules import MODULES
 from tests.registry import CONSTRAINTS, DESIGNS, ESTIMATORS, FUNCTIONS, RELAXED
@@ -327,7 +328,7 @@ def faults(case: Call, argument: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", CALLS)
+@for_each("name", CALLS)
 def test_wrong_arguments_are_named(name):
     for argument in kinds_of(CALLS[name]):
         assert faults(CALLS[name], argument) == [], argument
@@ -360,7 +361,7 @@ def check_layouts(call: Callable[..., Any], argument: str, layouts: Any = ("coo"
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", CALLS)
+@for_each("name", CALLS)
 def test_layouts_are_named_with_the_cure(name):
     case = CALLS[name]
     of_integers = {"size"} if name.islower() else set()  # of which maps say that they must be integers
@@ -402,7 +403,7 @@ def softness_of(case: Call) -> list[str]:
     return [name for name, kind in case.kinds.items() if kind == "softness" and "dim" in parameters(case)]
 
 
-@pytest.mark.parametrize("name", [name for name, case in CALLS.items() if softness_of(case)])
+@for_each("name", [name for name, case in CALLS.items() if softness_of(case)])
 def test_an_axis_in_the_place_of_the_softness(name):
     """Users of torch.topk have it there: docstrings say that ``dim`` is a keyword, and so do errors."""
     case = CALLS[name]
@@ -431,7 +432,7 @@ def test_no_axis_is_named_where_there_is_none(name):
         case.call(**{**case.good, softness: -1})
 
 
-@pytest.mark.parametrize("name", CALLS)
+@for_each("name", CALLS)
 def test_good_arguments_are_taken(name):
     """Otherwise the errors above could be about them."""
     CALLS[name].call(**CALLS[name].good)
@@ -459,7 +460,7 @@ def numpy_kinds(value: int | float) -> tuple[type, ...]:
     return np.int64, np.uint8 if 0 <= value < 256 else np.int32
 
 
-@pytest.mark.parametrize("name", CALLS)
+@for_each("name", CALLS)
 def test_numbers_of_numpy_are_numbers(name):
     case = CALLS[name]
     for argument, value in numbers_among(case).items():

@@ -1,4 +1,4 @@
-"""Every relaxation with every design and estimator: k-hot draws, right means, finite gradients or a stated error."""
+"""Relaxations with designs and estimators: k-hot draws, right means, finite gradients or a stated error."""
 
 import pytest
 import torch
@@ -18,22 +18,16 @@ HAVE_SLOPE = {case.name for case in RELAXATIONS if not case.compact}
 SCORES = torch.tensor([[2.0, 0.3, -1.0, 0.5, 1.1, -0.2], [0.1, 0.0, 0.2, -0.1, 3.0, 0.05]], dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("case", "relaxation"),
-    [
-        # All maps with one design, and all designs with one map, in the quick tests.
-        pytest.param(
-            case,
-            relaxation,
-            id=f"{case.name}-{name}",
-            marks=() if case is DESIGNS[0] or relaxation is sigmoid_topk else pytest.mark.slow,
-        )
-        for case in DESIGNS
-        for name, relaxation in MAPS.items()
-    ],
-)
-def test_relaxation_design_estimator(case, relaxation):
+def pairs(designs):
+    """All maps with one design, and all designs with one map: a design sees only the probabilities."""
+    found = [(case, name) for case in designs for name in MAPS if case is designs[0] or MAPS[name] is sigmoid_topk]
+    return pytest.mark.parametrize(("case", "name"), found, ids=lambda value: getattr(value, "name", value))
+
+
+@pairs(DESIGNS)
+def test_relaxation_design_estimator(case, name):
     torch.manual_seed(0)
+    relaxation = MAPS[name]
     scores = SCORES.clone().requires_grad_()
     probs = relaxation(scores, 3, 0.8)
     designs = [case.make(probs=probs)]
@@ -59,12 +53,7 @@ def check_gradient(estimator, scores):
     assert gradient.isfinite().all() and gradient.abs().sum() > 0
 
 
-every_map = pytest.mark.parametrize("name", MAPS)
-
-
-@every_map
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
-@pytest.mark.slow
+@pairs(DESIGNS)
 def test_reinmax_of_given_probabilities(case, name):
     """The estimator needs the derivative of a named relaxation; conditional Poisson has its own."""
     torch.manual_seed(0)
@@ -80,9 +69,7 @@ def test_reinmax_of_given_probabilities(case, name):
             check_gradient(ReinMax(given, relaxation=MAPS[name]), scores)
 
 
-@every_map
-@pytest.mark.parametrize("case", [case for case in DESIGNS if case.takes_relaxation], ids=lambda case: case.name)
-@pytest.mark.slow
+@pairs([case for case in DESIGNS if case.takes_relaxation])
 def test_reinmax_of_a_relaxation(case, name):
     """The estimator needs the derivative of the relaxation, or of another map in its place."""
     torch.manual_seed(0)

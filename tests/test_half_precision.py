@@ -30,11 +30,12 @@ from khot.constraints import capped_simplex
 from tests import gof
 from tests.every_map import MAPS, AnyMap
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.modules import MODULES, ModuleCase
 from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, LOSSES, PERTURBED, PHANTOM, RELAXED
 
 HALF_TYPES = [torch.bfloat16, torch.float16]
-in_half_types = pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
+in_half_types = for_each("dtype", HALF_TYPES)
 
 LOGITS = normal(3, 7, scale=2.0)
 PROBS = torch.tensor([[0.25, 0.75, 0.125, 0.625, 0.25], [0.5, 0.5, 0.5, 0.25, 0.25]])  # k = 2, exact in half types

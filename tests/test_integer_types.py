@@ -11,6 +11,7 @@ import khot
 from khot import constraints
 from khot.nn import BatchTopK, ExpertChoice, TokenChoice, TopK, TopKMask, topk_attention
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.maps import RELAXATIONS
 from tests.registry import DESIGNS, PERTURBED, RELAXED
 
@@ -60,21 +61,21 @@ FUNCTIONS |= {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
+@for_each("dtype", DTYPES)
 def test_sizes(name, dtype):
     x, k = normal(4, UNITS), torch.tensor(SIZES)
     torch.testing.assert_close(FUNCTIONS[name](x, k.to(dtype)), FUNCTIONS[name](x, k))
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, *DTYPES], ids=str)
+@for_each("dtype", [torch.int64, *DTYPES])
 def test_choices(dtype):
     law, choices = khot.PlackettLuce(normal(4, UNITS), 3), torch.tensor([100, 3, 120])
     torch.testing.assert_close(law.log_prob(choices.to(dtype)), law.log_prob(choices))
     assert law.to_khot(choices.to(dtype)).nonzero().flatten().tolist() == sorted(choices.tolist())
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, *DTYPES], ids=str)
+@for_each("dtype", [torch.bool, torch.int64, *DTYPES])
 def test_whole_values_on_the_capped_simplex(dtype):
     rows = torch.tensor([[1, 1, 0], [1, 1, 1]]).to(dtype)
     for k in (2, torch.tensor(2)):

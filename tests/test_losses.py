@@ -30,18 +30,19 @@ from khot import (
 from khot.losses import neighbours
 from khot.nn import FenchelYoungTopKLoss, TopKCrossEntropyLoss
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.oracle import cases, tensor
 
 EXPONENTS = {"2": 2.0, "3/2": 1.5, "4/3": 4 / 3}
 KINDS = {"mask": sparse_topk, "magnitude": sparse_topk_magnitude, "signed": sparse_topk_signed}
 FENCHEL_YOUNG = [
-    case for name in ("sparse_topk_mask", "sparse_topk_magnitude") for case in cases(name) if "target" in case.values[0]
+    case for name in ("sparse_topk_mask", "sparse_topk_magnitude") for case in cases(name) if "target" in case
 ]
-SIGNED = [case for case in cases("sparse_topk_magnitude") if case.values[0].get("kind") == "signed_mask"]
+SIGNED = [case for case in cases("sparse_topk_magnitude") if case.get("kind") == "signed_mask"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("case", FENCHEL_YOUNG)
+@for_each("case", FENCHEL_YOUNG)
 def test_oracle(case, dtype):
     eps = torch.finfo(dtype).eps
     x, target = tensor(case["x"], dtype).requires_grad_(), tensor(case["target"], dtype)
@@ -56,7 +57,7 @@ def test_oracle(case, dtype):
     assert (y.double() - tensor(case["y"])).abs().max() <= 1e3 * eps * (1 + x[x.isfinite()].abs().max() / case["lam"])
 
 
-@pytest.mark.parametrize("case", SIGNED)
+@for_each("case", SIGNED)
 def test_oracle_of_the_signed_map(case):
     """With target 0 the loss is the conjugate itself."""
     x, p = tensor(case["x"]), EXPONENTS[case["p"]]

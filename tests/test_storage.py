@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from khot import Sampford, StraightThrough
 from tests.every_map import MAPS
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, LOSSES, PERTURBED, PHANTOM, RELAXED
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
 SCORES, SOFTNESS = normal(2, 5), torch.tensor([0.7, 1.3], dtype=torch.float64)
 
 
@@ -134,7 +134,7 @@ def test_hard_masks_of_negatives_in_memory():
         assert drawn[0].equal(drawn[1])
 
 
-@pytest.mark.parametrize("case", MAPS, ids=lambda case: case.name)
+@for_each("case", MAPS)
 def test_nan_is_refused(case):
     """Wherever it stands: loops that sum in any order must not optimise it away."""
     for dtype in (torch.float32, torch.float64):

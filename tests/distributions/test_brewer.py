@@ -9,18 +9,19 @@ import torch
 
 from khot import Brewer, Sampford
 from tests import gof
+from tests.loops import for_each
 from tests.oracle import cases, tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
 
-CASES = [case for case in cases("exact_pips_designs") if case.values[0]["design"] == "brewer"]
+CASES = [case for case in cases("exact_pips_designs") if case["design"] == "brewer"]
 
 
 def k_hot(subsets, n):
     return torch.zeros(len(subsets), n, dtype=torch.float64).scatter_(-1, torch.tensor(subsets), 1)
 
 
-@pytest.mark.parametrize("case", CASES)
+@for_each("case", CASES)
 def test_oracle(case):
     design, listed = Brewer(probs=tensor(case["pi"])), k_hot(case["subsets"], case["n"])
     expected = tensor(case["log_prob"])
@@ -102,7 +103,7 @@ def test_largest_scored_size():
 
 @pytest.mark.slow
 def test_goodness_of_fit_at_a_million_draws():
-    case = next(case.values[0] for case in CASES if case.values[0].get("tags") == ["discriminating"])
+    case = next(case for case in CASES if case.get("tags") == ["discriminating"])
     design, pmf = Brewer(probs=tensor(case["pi"])), tensor(case["log_prob"]).exp()
     support = design.enumerate_support()
     torch.manual_seed(0)

@@ -10,12 +10,13 @@ from torch.func import jacfwd, jacrev
 from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, PhantomUnit, sigmoid_topk
 from tests import gof
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.oracle import cases, tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 
-@pytest.mark.parametrize("case", cases("conditional_poisson"))
+@for_each("case", cases("conditional_poisson"))
 def test_oracle(case):
     n, k, logits = case["n"], case["k"], tensor(case["theta"])
     design = ConditionalPoisson(logits=logits, k=k)
@@ -35,7 +36,7 @@ def test_oracle(case):
         assert (design.pairwise_inclusion - pairs).abs().max() <= 1e-11
 
 
-@pytest.mark.parametrize("case", cases("cps_inverse"))
+@for_each("case", cases("cps_inverse"))
 def test_oracle_of_the_inverse(case):
     design = ConditionalPoisson(probs=tensor(case["pi"]))
     assert design.k == case["k"] and (design.logits - tensor(case["theta"])).abs().max() <= 1e-9

@@ -9,6 +9,7 @@ import torch
 from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, Sampford
 from tests import gof
 from tests.backends import BACKENDS
+from tests.loops import for_each
 from tests.oracle import cases, tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
@@ -31,7 +32,7 @@ def check_oracle(design, case, key="log_prob", mean="pi"):
     return log_prob
 
 
-@pytest.mark.parametrize("case", cases("pareto"))
+@for_each("case", cases("pareto"))
 def test_pareto_oracle(case):
     probs = tensor(case["lam"]).requires_grad_()
     log_prob = check_oracle(ParetoSampling(probs=probs, adjust=None), case)
@@ -46,7 +47,7 @@ def test_pareto_oracle(case):
         assert (positions - tensor(case["exact_log_odds"])).abs().max() <= 1e-9
 
 
-@pytest.mark.parametrize("case", cases("gumbel_topk"))
+@for_each("case", cases("gumbel_topk"))
 def test_gumbel_topk_oracle(case):
     logits = tensor(case["theta"]).requires_grad_()
     log_prob = check_oracle(GumbelTopK(logits=logits, k=case["k"]), case)
@@ -161,7 +162,7 @@ def test_improbable_draws():
 )
 def test_goodness_of_fit_at_a_million_draws(dtype, cpu_backend):
     """The designs closest to each, given the same inclusion probabilities, are told apart."""
-    case = next(case.values[0] for case in cases("pareto") if case.values[0].get("tags") == ["discriminating"])
+    case = next(case for case in cases("pareto") if case.get("tags") == ["discriminating"])
     probs = tensor(case["lam"])
     designs = [
         ParetoSampling(probs=probs.to(dtype), adjust="exact"),

@@ -14,6 +14,7 @@ from torch.autograd import gradcheck
 
 from khot import Brewer, ConditionalPoisson, PhantomUnit, Pivotal, Sampford, StraightThrough, Systematic, sigmoid_topk
 from tests import gof
+from tests.loops import for_each
 from tests.oracle import cases, tensor
 from tests.registry import DESIGNS
 
@@ -40,7 +41,7 @@ def zero_one(subsets, n):
     return torch.tensor([[float(i in subset) for i in range(n)] for subset in subsets], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("case", cases("phantom_unit"))
+@for_each("case", cases("phantom_unit"))
 def test_oracle(case):
     probs, n = tensor(case["pi"]), case["n"]
     design, listed, expected = (
@@ -62,10 +63,10 @@ def test_oracle(case):
         assert len(support) == len(listed) and torch.equal(design.mode, listed[expected.argmax()])
 
 
-PIPS = [case for case in cases("exact_pips_designs") if case.values[0]["full"] and case.values[0]["n"] <= 8]
+PIPS = [case for case in cases("exact_pips_designs") if case["full"] and case["n"] <= 8]
 
 
-@pytest.mark.parametrize("case", PIPS)
+@for_each("case", PIPS)
 def test_without_its_last_unit_a_design_is_its_own_phantom_design(case):
     # The probabilities of all units but the last have a real-valued sum, and the phantom is the last unit.
     design = make(case["design"], probs=tensor(case["pi"])[:-1])

@@ -31,6 +31,7 @@ from khot.relaxations import Logistic
 from khot.relaxations import log_odds as log_odds_module
 from khot.relaxations.log_odds import log_odds, remember_scores, sigmoid_topk_log_odds
 from tests import gof
+from tests.loops import for_each
 from tests.maps import publics
 from tests.oracle import cases, tensor
 from tests.registry import RELAXED
@@ -51,7 +52,7 @@ def matrix(rows):
     return torch.stack([tensor(row) for row in rows])
 
 
-@pytest.mark.parametrize("case", cases("relaxed_khot_density"))
+@for_each("case", cases("relaxed_khot_density"))
 def test_oracle(case):
     logits = tensor(case["theta"]).expand(len(case["y"]), -1).clone().requires_grad_()
     temperature = torch.full((len(logits),), float(case["tau"]), dtype=float64, requires_grad=True)
@@ -116,10 +117,10 @@ def test_law_of_samples(k):
     assert min(p_values) * len(p_values) >= gof.LEVEL
 
 
-GUMBEL = [case for case in cases("gumbel_topk") if case.values[0]["full"] and case.values[0]["n"] <= 6][:6]
+GUMBEL = [case for case in cases("gumbel_topk") if case["full"] and case["n"] <= 6][:6]
 
 
-@pytest.mark.parametrize("case", GUMBEL)
+@for_each("case", GUMBEL)
 @pytest.mark.slow
 def test_limit_is_gumbel_topk(case):
     logits, k, n = tensor(case["theta"]), case["k"], case["n"]

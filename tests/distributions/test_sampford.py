@@ -9,18 +9,19 @@ import torch
 
 from khot import Brewer, ConditionalPoisson, Sampford
 from tests import gof
+from tests.loops import for_each
 from tests.oracle import cases, tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
 
-CASES = [case for case in cases("exact_pips_designs") if case.values[0]["design"] == "sampford"]
+CASES = [case for case in cases("exact_pips_designs") if case["design"] == "sampford"]
 
 
 def k_hot(subsets, n):
     return torch.zeros(len(subsets), n, dtype=torch.float64).scatter_(-1, torch.tensor(subsets), 1)
 
 
-@pytest.mark.parametrize("case", CASES)
+@for_each("case", CASES)
 def test_oracle(case):
     design, listed = Sampford(probs=tensor(case["pi"])), k_hot(case["subsets"], case["n"])
     expected = tensor(case["log_prob"])
@@ -36,7 +37,7 @@ def test_oracle(case):
 
 def test_pairs_of_a_long_row():
     # Its rows are covariances with the fixed sum, and the draws agree with it.
-    case = next(case.values[0] for case in CASES if case.values[0]["id"] == "sampford-big-0")
+    case = next(case for case in CASES if case["id"] == "sampford-big-0")
     design = Sampford(probs=tensor(case["pi"]))
     covariance = design.covariance_matrix
     assert covariance.sum(-1).abs().max() < 1e-13 and (covariance - torch.diag(design.variance)).max() < 1e-13
@@ -125,7 +126,7 @@ def test_long_row():
 @pytest.mark.slow
 def test_goodness_of_fit_at_a_million_draws():
     """The designs closest to it, given the same inclusion probabilities, are told apart."""
-    case = next(case.values[0] for case in CASES if case.values[0].get("tags") == ["discriminating"])
+    case = next(case for case in CASES if case.get("tags") == ["discriminating"])
     design, pmf = Sampford(probs=tensor(case["pi"])), tensor(case["log_prob"]).exp()
     support = design.enumerate_support()
     torch.manual_seed(0)

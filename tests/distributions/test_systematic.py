@@ -12,13 +12,14 @@ from khot.kernels.draws import balance
 from khot.laws import systematic
 from khot.laws.systematic import ONE, choose, line
 from tests import gof
+from tests.loops import for_each
 from tests.oracle import cases, tensor
 
-CASES = [case for case in cases("exact_pips_designs") if case.values[0]["design"] == "systematic"]
+CASES = [case for case in cases("exact_pips_designs") if case["design"] == "systematic"]
 ORDERS = pytest.mark.parametrize("order", ["random", "fixed"])
 
 
-@pytest.mark.parametrize("case", CASES)
+@for_each("case", CASES)
 def test_oracle(case):
     design = Systematic(probs=tensor(case["pi"]))
     listed = torch.zeros(len(case["subsets"]), case["n"], dtype=torch.float64)
@@ -33,7 +34,7 @@ def test_oracle(case):
     gof.check_sampler(design.sample((50_000,)), listed, expected.exp())
 
 
-@pytest.mark.parametrize("case", CASES[-4:])
+@for_each("case", CASES[-4:])
 def test_random_order_has_the_inclusion_probabilities(case):
     torch.manual_seed(0)
     draws = Systematic(probs=tensor(case["pi"]), order="random").sample((100_000,))
@@ -167,7 +168,7 @@ def test_unknown_order():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if "tags" in case.values[0]])
+@for_each("case", [case for case in CASES if "tags" in case])
 def test_goodness_of_fit_at_a_million_draws(case):
     design = Systematic(probs=tensor(case["pi"]))
     support = design.enumerate_support()

@@ -16,6 +16,7 @@ from khot import (
     sigmoid_topk,
 )
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.registry import DESIGNS, ESTIMATORS, PERTURBED
 
 LOGITS = normal(2, 5)
@@ -33,7 +34,7 @@ class Unknown(Pivotal):
 
 @every_wrapper
 @every_design
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@for_each("dtype", [torch.float32, torch.float64])
 def test_the_same_marginals_are_accepted(case, design_case, dtype):
     """Those that the design has, to rounding: of another law, from probabilities or from logits, in another dtype."""
     design = design_case.make(logits=LOGITS.to(dtype), k=2)
@@ -46,7 +47,7 @@ def test_the_same_marginals_are_accepted(case, design_case, dtype):
 
 @every_wrapper
 @every_design
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@for_each("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_other_marginals_are_refused(case, design_case, dtype):
     """In both directions; the error names the largest difference."""
     design = design_case.make(logits=LOGITS.to(dtype), k=2, validate_args=True)

@@ -10,6 +10,7 @@ from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.operators.platforms import HAS_NUMBA
 from tests.inputs import normal
+from tests.loops import for_each
 
 pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
 
@@ -34,13 +35,13 @@ REGIMES = {
 
 
 @pytest.mark.slow  # which compiles each loop
-@pytest.mark.parametrize("regime", REGIMES)
+@for_each("regime", REGIMES)
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_few_rows_leave_the_loop(name, kind, regime, monkeypatch):
     from khot.kernels.threshold import exact, numba_backend
 
     if regime == "finite masks" and name == "p=1.10" and kind == "magnitude":
-        pytest.skip("steep powers of magnitudes as large as 1e9 have no digits left in single precision")
+        return  # steep powers of magnitudes as large as 1e9 have no digits left in single precision
     left = {"mask": 0, "mask_derivative": 0, "threshold_derivative": 0}
 
     def count(operation):

@@ -7,6 +7,7 @@ from khot.kernels import backend
 from khot.kernels.order_sampling import noises
 from khot.laws import order_at_once, order_inclusion_at_once
 from khot.laws import order_sampling as law
+from tests.loops import for_each
 
 NOISES = {"logistic": noises.LOGISTIC, "log_exponential": noises.LOG_EXPONENTIAL}
 every_noise = pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
@@ -57,7 +58,7 @@ def refuse(monkeypatch):
 
 @every_noise
 @pytest.mark.parametrize("kind", ["flat", "usual", "wide", "peaked", "tied", "apart"])
-@pytest.mark.parametrize(("n", "k"), [(2, 1), (9, 1), (9, 4), (9, 8), (60, 1), (60, 30), (60, 59), (100, 10)])
+@for_each("n, k", [(2, 1), (9, 1), (9, 4), (9, 8), (60, 1), (60, 30), (60, 59), (100, 10)])
 def test_agrees_with_loops(noise, kind, n, k):
     """All tolerances are those of the loops in numba; without numba, this compares with ranges found by trial."""
     theta = rows(kind, n, k)

@@ -7,6 +7,7 @@ from khot import soft_permutation
 from khot.kernels import backend
 from khot.kernels.operators.platforms import HAS_NUMBA
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.maps import RELAXATIONS
 
 pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
@@ -17,7 +18,7 @@ MASKS = [-50.0, -93.0, -100.0, -1e3, *(-(10.0**e) for e in (6, 7, 8, 9, 10, 10.5
 IN_LOOPS = {case.name: case.map for case in RELAXATIONS if case.name != "capped_simplex_map"}
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@for_each("mask", MASKS)
 @pytest.mark.parametrize("name", [*IN_LOOPS, "soft_permutation"])
 def test_results_and_gradients(name, mask):
     x = normal(4, 30).float().masked_fill(normal(4, 30, seed=1) > 0.5, mask).requires_grad_()

@@ -31,6 +31,7 @@ from khot.nn import (
     topk_attention,
 )
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.modules import MODULES, ModuleCase, N
 
 X = normal(6, N, dtype=torch.float32)
@@ -83,7 +84,7 @@ def test_evaluation_comes_first(case):
     assert model.eval()(X).isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@for_each("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @each_activation
 def test_casts_leave_buffers_alone(case, dtype):
     """Through containers and copies, too; floating-point buffers have float32, counters int64."""

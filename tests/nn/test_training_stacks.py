@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import khot
 from khot.nn import BatchTopK, JumpReLU, NMSparsity, TokenChoice, TopK, TopKMask
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.modules import MODULES, ModuleCase, N
 
 BATCHES = normal(4, 6, N, dtype=torch.float32)
@@ -66,7 +67,7 @@ CHECKPOINTS = {
 
 
 @each
-@pytest.mark.parametrize("options", CHECKPOINTS.values(), ids=CHECKPOINTS.keys())
+@for_each("options", CHECKPOINTS.values())
 def test_activation_checkpoints(case, options):
     """Rows count once, although a block runs twice; two batches are under way at the same time."""
     model = train(network(case), call=lambda model, x: checkpoint(model, x, **options))

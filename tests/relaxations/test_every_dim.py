@@ -1,5 +1,6 @@
 """Every map along every axis, also for shapes whose axes have equal lengths, where strides coincide."""
 
+import itertools
 import warnings
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import khot
 from khot.relaxations import Logistic
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.maps import ODD_MAPS, RELAXATIONS, publics
 
 SHAPES = [(3, 3), (1, 4), (4, 1), (2, 2, 2), (4, 2, 2), (4, 4, 5), (1, 4, 4), (4, 1, 4), (40, 40)]
@@ -42,7 +44,7 @@ def derivative(function, x, dim, weight):
     return y.detach(), grad
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@for_each("shape", SHAPES)
 @pytest.mark.parametrize("name", [*MAPS, *AT_THE_END])
 def test_every_dim(name, shape):
     function, x = {**MAPS, **AT_THE_END}[name], normal(*shape)
@@ -62,8 +64,7 @@ def test_every_map_is_here():
 
 
 @pytest.mark.parametrize("solver", ["pav", "dual"])
-@pytest.mark.parametrize("p", [2.0, 1.5])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@for_each("p, shape", itertools.product([2.0, 1.5], SHAPES))
 def test_isotonic_maps_of_any_strides(shape, p, solver):
     s, w = normal(*shape), normal(*shape, seed=1)
     for dim in range(len(shape)):

@@ -6,6 +6,7 @@ import torch
 import khot
 from khot.relaxations.axes import as_axes, as_rows
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.maps import ODD_MAPS, RELAXATIONS
 
 
@@ -34,7 +35,7 @@ def flattened(x, dim):
     return x.permute(*others, *axes).reshape(*(x.shape[axis] for axis in others), -1)
 
 
-@pytest.mark.parametrize("dim", DIMS, ids=str)
+@for_each("dim", DIMS)
 @pytest.mark.parametrize("name", EVERY)
 def test_is_the_mask_of_the_flattened_axes(name, dim):
     x, weight = X.clone().requires_grad_(), normal(*X.shape, seed=1)

@@ -7,6 +7,7 @@ from torch.func import hessian, jacfwd, jacrev, vmap
 
 from khot import lapsum_topk, soft_permutation, soft_rank, soft_sort
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.oracle import cases, tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
@@ -20,7 +21,7 @@ every_map = pytest.mark.parametrize("order_map", MAPS, ids=lambda order_map: ord
     [torch.float64, torch.float32],
     ids=str,
 )
-@pytest.mark.parametrize("case", cases("lapsum_order"))
+@for_each("case", cases("lapsum_order"))
 def test_oracle(case, dtype):
     eps, tolerance = torch.finfo(dtype).eps, 1e-10 if dtype == torch.float64 else 1e-4
     x = tensor(case["x"], dtype).requires_grad_()

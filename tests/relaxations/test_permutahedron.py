@@ -18,6 +18,7 @@ from khot import (
     topk_mask,
 )
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.oracle import EPS, cases, tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
@@ -34,10 +35,10 @@ def test_is_the_nearest_convex_combination_of_permutations(seed):
     assert ((vertices - y) @ (x / 0.6 - y)).max() <= 1e-12
 
 
-MASKS = [c for c in cases("sparse_topk_mask") if c.values[0]["p"] == "2" and float(c.values[0]["k"]).is_integer()]
+MASKS = [c for c in cases("sparse_topk_mask") if c["p"] == "2" and float(c["k"]).is_integer()]
 
 
-@pytest.mark.parametrize("case", MASKS)
+@for_each("case", MASKS)
 def test_is_the_sparse_topk_mask(case):
     x = tensor(case["x"])
     masked = ~x.isfinite()

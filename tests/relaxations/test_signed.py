@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from khot import sparse_topk, sparse_topk_signed, topk_mask
+from tests.loops import for_each
 from tests.oracle import cases, tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
@@ -12,7 +13,7 @@ EXPONENTS = {"2": 2.0, "3/2": 1.5, "4/3": 4 / 3}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("case", [c for c in cases("sparse_topk_magnitude") if c.values[0]["kind"] == "signed_mask"])
+@for_each("case", [c for c in cases("sparse_topk_magnitude") if c["kind"] == "signed_mask"])
 def test_oracle(case, dtype):
     eps, single = torch.finfo(dtype).eps, dtype == torch.float32
     x = tensor(case["x"], dtype).requires_grad_()

@@ -11,13 +11,14 @@ from torch.func import hessian, jacfwd, jacrev, vmap
 from khot import sorted_transport_topk, transport_topk
 from khot.kernels.transport import solver
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.oracle import cases, tensor
 
-SORTED = [case for case in cases("transport_topk") if case.values[0]["kind"] == "sorted"]
+SORTED = [case for case in cases("transport_topk") if case["kind"] == "sorted"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("case", SORTED)
+@for_each("case", SORTED)
 def test_oracle(case, dtype):
     eps, gradient_tolerance = torch.finfo(dtype).eps, 1e-10 if dtype == torch.float64 else 1e-4
     x = tensor(case["x"], dtype).requires_grad_()

@@ -8,11 +8,12 @@ import torch
 from khot import sigmoid_topk, topk_mask, transport_topk
 from khot.kernels import threshold
 from khot.kernels.links.logistic import LOGISTIC
+from tests.loops import for_each
 from tests.oracle import cases, tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
 
-UNSORTED = [case for case in cases("transport_topk") if case.values[0]["kind"] == "unsorted"]
+UNSORTED = [case for case in cases("transport_topk") if case["kind"] == "unsorted"]
 
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -26,7 +27,7 @@ def inputs(case, dtype):
 
 
 @DTYPES
-@pytest.mark.parametrize("case", UNSORTED)
+@for_each("case", UNSORTED)
 def test_oracle(case, dtype):
     x, k, epsilon = inputs(case, dtype)
     size = 1 + (2 * x[x.isfinite()].abs().max() / epsilon).item()
@@ -35,7 +36,7 @@ def test_oracle(case, dtype):
 
 
 @DTYPES
-@pytest.mark.parametrize("case", [case for case in UNSORTED if "g" in case.values[0]])
+@for_each("case", [case for case in UNSORTED if "g" in case])
 def test_oracle_of_derivatives(case, dtype):
     leaves, tolerance = inputs(case, dtype), 1e-10 if dtype == torch.float64 else 1e-4
     grads = torch.autograd.grad(transport_topk(*leaves), leaves, tensor(case["g"], dtype))

@@ -18,12 +18,13 @@ from khot import (
     topk_threshold,
     transport_topk,
 )
+from tests.loops import for_each
 from tests.maps import Cauchy
 
 NEAR = [0.0637, 0.9967, -0.7975]
 COTANGENT = [0.3, -1.0, 2.0]
 DTYPES = [torch.float32, torch.float64]
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+each_dtype = for_each("dtype", DTYPES)
 
 
 def masked_row(dtype, far, mirrored=False):
@@ -39,8 +40,8 @@ def side_shares(dtype, rate=1.0):
 
 
 @each_dtype
-@pytest.mark.parametrize("far", [-1e4, -1e9, -1e18, "min"])
-@pytest.mark.parametrize("mirrored", [False, True])
+@for_each("far", [-1e4, -1e9, -1e18, "min"])
+@for_each("mirrored", [False, True])
 @pytest.mark.parametrize(("function", "rate"), [(sigmoid_topk, 1.0), (lapsum_topk, 1.0), (transport_topk, 2.0)])
 def test_shares_of_exponential_tails(dtype, far, mirrored, function, rate):
     x = masked_row(dtype, far, mirrored).requires_grad_()
@@ -70,7 +71,7 @@ def test_compiled_derivatives_are_those_of_eager_mode(function):
 
 
 @each_dtype
-@pytest.mark.parametrize("far", [-1e9, -1e18, "min"])
+@for_each("far", [-1e9, -1e18, "min"])
 @pytest.mark.parametrize("function", [log_sigmoid_topk, log_lapsum_topk])
 def test_logarithms_of_certain_items(dtype, far, function):
     x, k = masked_row(dtype, far), torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
@@ -90,7 +91,7 @@ def test_gradient_of_log_odds_of_a_masked_item(dtype):
 
 
 @each_dtype
-@pytest.mark.parametrize("far", [-1e4, -1e9, -1e18, "min"])
+@for_each("far", [-1e4, -1e9, -1e18, "min"])
 def test_lighter_tails_leave_the_nearest_item_alone(dtype, far):
     x, k = masked_row(dtype, far).requires_grad_(), torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
     for function, expected in ((normal_topk, [0.5, 0.0, 0.0, 0.5]), (capped_softmax, [0.0, 0.0, 0.0, 1.0])):
@@ -102,10 +103,10 @@ def test_lighter_tails_leave_the_nearest_item_alone(dtype, far):
 
 @each_dtype
 @pytest.mark.usefixtures("cpu_backend")
-@pytest.mark.parametrize("far", [-1e4, -1e9, -1e18])
-@pytest.mark.parametrize("mirrored", [False, True])
+@for_each("far", [-1e4, -1e9, -1e18])
+@for_each("mirrored", [False, True])
 @pytest.mark.parametrize(("function", "rate"), [(sigmoid_topk, 1.0), (lapsum_topk, 1.0), (transport_topk, 2.0)])
-@pytest.mark.parametrize("softness", [1.0, 3.0])
+@for_each("softness", [1.0, 3.0])
 def test_thresholds_by_the_softness(dtype, far, mirrored, function, rate, softness):
     """t is the middle of the far item and -c log sum exp(-x / c) of the near ones, c the scale of the tails."""
     x = masked_row(dtype, far, mirrored)
@@ -119,7 +120,7 @@ def test_thresholds_by_the_softness(dtype, far, mirrored, function, rate, softne
 
 
 @each_dtype
-@pytest.mark.parametrize("far", [-1e4, -1e9, -1e18, "min"])
+@for_each("far", [-1e4, -1e9, -1e18, "min"])
 def test_thresholds_of_lighter_tails_by_the_softness(dtype, far):
     """In the middle of the gap with the normal law but for ties, whose number counts; at its end in capped softmax."""
     s = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
@@ -191,7 +192,7 @@ MAPS = {
 @pytest.mark.usefixtures("cpu_backend")
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("x", [NEAR, [0.0637, 0.0637, -0.7975]], ids=["distinct", "tied"])
-@pytest.mark.parametrize("size", [0.0, 3.0])
+@for_each("size", [0.0, 3.0])
 @each_dtype
 def test_second_derivatives_of_nothing_and_of_all_are_finite(name, x, size, dtype):
     """The derivatives in x of those in k are the limits; those in k are 0, but for logarithms."""
@@ -221,7 +222,7 @@ def test_second_derivatives_of_rows_at_either_end_and_between(function, dtype):
         assert value.isfinite()
 
 
-@pytest.mark.parametrize("p", [1.05, 1.2, 4 / 3, 1.5, 1.9, 2.0])
+@for_each("p", [1.05, 1.2, 4 / 3, 1.5, 1.9, 2.0])
 @pytest.mark.parametrize(("x", "size"), [([0.5] * 3, 3.0), ([1.5, 0.5, 0.5], 1.0), ([0.0, 1.0, 1.0], 2.0)])
 def test_sparse_masks_of_zeros_and_ones_have_no_derivative_of_any_order(p, x, size):
     leaves = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (x, size, 1.0)]
@@ -233,7 +234,7 @@ def test_sparse_masks_of_zeros_and_ones_have_no_derivative_of_any_order(p, x, si
             assert all(bool((v == 0).all()) for v in second)
 
 
-@pytest.mark.parametrize("size", [1e-280, 1e-200, 1e155, 1e170, 1e200, 1e280])
+@for_each("size", [1e-280, 1e-200, 1e155, 1e170, 1e200, 1e280])
 def test_mixed_second_derivatives_at_any_scale(size):
     """The map is one of x / s: d2L/dk ds times s is the same for all s, in either order."""
 
