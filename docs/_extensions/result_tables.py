@@ -40,6 +40,14 @@ def steps(rows: list[Row]) -> Iterable[list[str]]:
         yield [name, *(cells.get((name, shape), "–") for shape in shapes)]
 
 
+def hard_masks(rows: list[Row]) -> Iterable[list[str]]:
+    yield ["rows × n, k", "`topk_mask`, ms", "`torch.topk` and scatter, ms", "ratio"]
+    for row in rows:
+        if row["rows"] == "normal":
+            times = (f"{float(row[name]):.2f}" for name in ("topk_mask_ms", "topk_scatter_ms", "ratio"))
+            yield [f"{row['batch']} × {row['n']}, {row['k']}", *times]
+
+
 def chains(rows: list[Row]) -> Iterable[list[str]]:
     columns = {
         "steps per second": "steps_per_second",
@@ -66,6 +74,7 @@ def samplers(rows: list[Row]) -> Iterable[list[str]]:
 TABLES: dict[str, tuple[str, Callable[[list[Row]], Iterable[list[str]]]]] = {  # the file of results, to page and table
     "peers": ("coming_from.md", peers),
     "peer_times": ("coming_from.md", times_of_peers),
+    "selection_cpu": ("guide/costs.md", hard_masks),
     "estimator_steps": ("guide/costs.md", steps),
     "khot_swap": ("guide/mcmc.md", chains),
     "khot_chains": ("guide/mcmc.md", samplers),
