@@ -1,10 +1,11 @@
-"""One thread for all tests, which of them are slow because of what they are given, and whether every file ran."""
+"""The threads of tests, which of them are slow because of what they are given, and whether every file ran."""
 
 import gc
 import itertools
 import os
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,31 @@ from tests.backends import BACKENDS
 from tests.pairwise import covering
 from tests.progress import Progress
 
-torch.set_num_threads(1)  # their tensors are small, and threads that wait for each other cost more than they do
+# Tensors of tests are small, and threads that wait for each other cost more than they do.
+torch.set_num_threads(1)
+# One file in ten runs on two threads, as its user would: oracles, contracts and fuzz of each family.
+ON_TWO_THREADS = {
+    "distributions/test_conditional_poisson.py",
+    "distributions/test_contract.py",
+    "distributions/test_order_sampling.py",
+    "distributions/test_sampford.py",
+    "estimators/test_contract.py",
+    "fuzz/test_magnitude.py",
+    "fuzz/test_masks.py",
+    "fuzz/test_order.py",
+    "infer/test_khot_swap.py",
+    "kernels/test_bernoulli_count.py",
+    "kernels/test_selection.py",
+    "nn/test_contract.py",
+    "relaxations/test_contract.py",
+    "relaxations/test_lapsum.py",
+    "relaxations/test_magnitude.py",
+    "relaxations/test_order.py",
+    "relaxations/test_sigmoid.py",
+    "relaxations/test_sparse.py",
+    "test_losses.py",
+    "test_readme.py",
+}
 
 
 # The longest first, or one process would wait for the other; what runs processes of its own last, when loops that are
@@ -29,6 +54,15 @@ ORDER = {
     "test_export.py": 1,
     "test_ranks.py": 2,
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if request.path.relative_to(Path(__file__).parent).as_posix() in ON_TWO_THREADS:
+        torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
