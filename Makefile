@@ -11,7 +11,7 @@ READY := $(VENV)/.khot-ready
 UNFINISHED := $(VENV)/.khot-unfinished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo experiments test test-all test-oldest test-middle test-newest matrix check lint docs wheel bench findings gpu clean
+.PHONY: help demo experiments test durations test-all test-oldest test-middle test-newest matrix check lint docs wheel bench findings gpu clean
 
 help:  ## prints this list
 	@echo "The first target that needs Python makes .venv, and downloads torch and some 300 MB more into it."
@@ -45,6 +45,9 @@ test: $(READY)  ## runs the tests that need no accelerator, except those marked 
 
 test-all: $(READY)  ## runs every test that needs no accelerator; twenty minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal --all $(PROGRESS)
+
+durations: $(READY)  ## like test, and writes the seconds of each file to tests/durations.csv
+	$(BIN)/python -m pytest -n auto --dist worksteal --most --durations-file tests/durations.csv
 
 check: $(READY)  ## runs some cases of the quick tests; two minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PROGRESS)

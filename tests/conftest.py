@@ -15,6 +15,7 @@ from torch.distributions import Distribution
 
 from khot.kernels import backend
 from tests.backends import BACKENDS
+from tests.durations import Durations
 from tests.pairwise import covering
 from tests.progress import Progress
 
@@ -134,6 +135,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--most", action="store_true", help="all parameter sets of all tests but those marked exhaustive")
     group.addoption("--all", action="store_true", help="all parameter sets of all tests, also those that take long")
     group.addoption("--progress", action="store_true", help="a line every few seconds instead of a dot for each test")
+    group.addoption("--durations-file", type=Path, help="where to write the seconds that each file of tests took")
     group.addoption("--fuzz-rows", type=int, default=0, help="rows of the long fuzz tests, instead of a few thousand")
     group.addoption("--fuzz-seed", type=int, default=10**6, help="seed of the rows of the long fuzz tests")
 
@@ -143,6 +145,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(in_torch.close)
     if config.getoption("progress") and not hasattr(config, "workerinput"):  # of the process that has the terminal
         config.pluginmanager.register(Progress(config))
+    if config.getoption("durations_file") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations(config.getoption("durations_file")))
     if config.getoption("each_file_runs"):
         config.pluginmanager.register(EachFileRuns(config))
 
