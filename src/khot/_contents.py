@@ -38,8 +38,8 @@ def can_look(*tensors: Tensor) -> bool:
 
     Transforms of torch.func that only differentiate, such as grad and jvp, compute with numbers that may be read.
     """
-    if torch.compiler.is_compiling() or is_traced_by_mode():  # Dynamo knows only the first
-        return False
+    if torch.compiler.is_compiling() or (torch._C._len_torch_dispatch_stack() and is_traced_by_mode()):
+        return False  # Dynamo knows only the first
     for x in tensors:
         if (x.is_cuda and is_recorded(x)) or not (has_memory(x) or not (is_mapped(x) or is_shape_only(x))):
             return False

@@ -132,9 +132,9 @@ class KHotDistribution(TorchDistribution):
                 numbers follow ``randomness``, as those of the default one do. In an activation checkpoint only the
                 default one is set back, so that the second run raises a RuntimeError with any other.
         """
-        shape = self._checked_draw(sample_shape, generator)
+        shape, drawn = self._checked_draw(sample_shape, generator), self._rsample if self.has_rsample else self._sample
         with torch.no_grad():
-            return self._rounded(self._sample(shape, generator))
+            return self._rounded(drawn(shape, generator))
 
     @entry
     def rsample(self, sample_shape: SizeLike = Size(), *, generator: torch.Generator | None = None) -> Tensor:
@@ -234,12 +234,10 @@ class KHotDistribution(TorchDistribution):
     _mode: Any = _lacking("mode")
     _entropy: Any = _lacking("entropy")
     _enumerated_support: Any = _lacking("enumerate_support")
-    _rsample: Any = _lacking("rsample")
+    _rsample: Any = _lacking("rsample")  # takes (shape, generator) and draws `(*shape, *batch_shape, *event_shape)`
+    _sample: Any = _lacking("sample")  # likewise, for a law without rsample
     _log_prob: Any = _lacking("log_prob")  # of values in the support
     _value: Any  # a value in the support, on the device of another, which is scored in place of those outside
-
-    def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
-        return cast(Tensor, self._rsample(shape, generator))
 
     @lazy
     def _size(self) -> Any:
