@@ -121,9 +121,9 @@ def minimise(estimator, steps: int = 100, lr: float = 0.2) -> dict:
         surrogate = estimator(design)
         optimizer.zero_grad()
         surrogate.backward()
-        optimizer.step()
         losses.append(surrogate.item())
         entropies.append(design.entropy().item())
+        optimizer.step()
     return {"losses": losses, "entropies": entropies, "design": ConditionalPoisson(logits=logits.detach(), k=K)}
 
 
