@@ -3,7 +3,7 @@
     python experiments/build_readme.py --results experiments/results
 
 `make experiments` runs all experiments first. A result belongs to the experiment whose name it starts with:
-vae_ten_exact.md, .json and .png belong to vae.py, and so does mnist/vae_ten_exact.md.
+vae_ten_exact.json and .png belong to vae.py, and so does mnist/vae_ten_exact.json.
 """
 
 import argparse
@@ -46,7 +46,7 @@ These scripts repeat the comparisons of the papers, and are meant to be read. Sc
 progress. `--smoke` runs it within seconds to show that it works; the numbers then mean nothing.
 
 `make experiments` runs all scripts with their defaults, on generated data or on data that come with scikit-learn. They
-write tables and figures to [`results/`](results) as Markdown, JSON and PNG, from which this page is built; the site
+write tables and figures to [`results/`](results) as JSON and PNG, from which this page is built; the site
 shows all of them on its page *Experiments*. `make experiments DATA=mnist DATA_DIR=folder` runs the scripts that support
 MNIST on its standard files, and writes to `results/mnist`. You can interrupt and resume it: finished runs are kept in
 `results/mnist/runs`, so that additional seeds train only what is missing.
@@ -140,17 +140,14 @@ def read_experiment(name: str, names: list[str], folder: Path, results: Path) ->
     mine = [path for path in (*results.glob("*"), *results.glob("*/*")) if owner(path.stem, names) == name]
     # Results on another data set lie in a folder with its name, and come after the others.
     mine.sort(key=lambda path: (path.parent, path.stem, path.suffix != ".png"))
-    shown = [path for path in mine if path.suffix in (".png", ".md")]
+    shown = [path for path in mine if path.suffix in (".png", ".json")]
     written = [path for path in mine if path.suffix == ".json"]
     return Experiment(
         name,
         summary,
         usage,
         shown,
-        {
-            path.relative_to(results).with_suffix("").as_posix(): json.loads(path.read_text(encoding="utf-8"))
-            for path in written
-        },
+        {_name(path, results): json.loads(path.read_text(encoding="utf-8")) for path in written},
     )
 
 
@@ -191,10 +188,15 @@ def section(experiment: Experiment, place: Path, folder: Path, results: Path) ->
         if path.suffix == ".png":
             parts.append(f"![{path.stem}]({_way(path, place)})")
         else:
-            parts.append(path.read_text(encoding="utf-8").strip())
+            parts.append(experiment.tables[_name(path, results)]["markdown"].strip())
     if not experiment.shown:
         parts.append("Not run yet.")
     return "\n\n".join(part for part in parts if part)
+
+
+def _name(path: Path, results: Path) -> str:
+    """Of a result: vae_ten, or mnist/vae_ten."""
+    return path.relative_to(results).with_suffix("").as_posix()
 
 
 def _way(path: Path, place: Path) -> str:

@@ -253,7 +253,7 @@ class Table:
         return {"title": self.title, "reference": self.reference, "rows": rows, "findings": self._findings()}
 
     def save(self, args: argparse.Namespace, name: str) -> None:
-        """Prints the table with its settings; writes it as ``<out>/<name>.md`` and ``.json``."""
+        """Prints the table with its settings; writes it with its numbers as ``<out>/<name>.json``."""
         folders = "out", "data_dir", "runs"  # of this machine, which nobody else has
         settings = {key: value for key, value in vars(args).items() if key not in folders}
         hidden = "processes", "command"
@@ -265,11 +265,10 @@ class Table:
             text += f"\nAll trainings together took {self.seconds / 3600:.1f} hours of one core.\n"
         if "command" in settings:
             text += f"\nCommand: `{settings['command']}`\n"
-        document = {"settings": settings, **self.as_dict()}
+        document = {"settings": settings, **self.as_dict(), "markdown": text}
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / f"{name}.md").write_text(text, encoding="utf-8")
         (args.out / f"{name}.json").write_text(json.dumps(_without_nan(document), indent=1), encoding="utf-8")
-        print(f"\n{text}\ntable: {args.out / name}.md, .json")
+        print(f"\n{text}\ntable: {args.out / name}.json")
 
 
 def _mean_and_sd(values: np.ndarray, of_mean: bool = False) -> tuple[float, float]:

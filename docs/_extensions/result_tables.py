@@ -6,6 +6,7 @@ writes them into the pages again, from the results of benchmarks and experiments
 """
 
 import csv
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -94,8 +95,9 @@ def filled(page: Path) -> str:
             text = _replaced(text, f"benchmarks/results/{name}.csv", _markdown(table(_read(name))))
     for name, home in OF_EXPERIMENTS.items():
         if page == DOCS / home:
-            lines = (EXPERIMENTS / f"{name}.md").read_text(encoding="utf-8").splitlines(keepends=True)
-            text = _replaced(text, f"experiments/results/{name}.md", "".join(v for v in lines if v.startswith("|")))
+            saved = json.loads((EXPERIMENTS / f"{name}.json").read_text(encoding="utf-8"))
+            lines = saved["markdown"].splitlines(keepends=True)
+            text = _replaced(text, f"experiments/results/{name}.json", "".join(v for v in lines if v.startswith("|")))
     return text
 
 

@@ -7,6 +7,7 @@ import torch
 
 import batch_topk as experiment
 from khot.nn import BatchTopK
+from tests.experiments.saved import read_table
 
 
 @pytest.mark.slow
@@ -17,7 +18,7 @@ def test_runs(tmp_path, capsys):
     for kind, table in tables.items():
         document = json.loads((tmp_path / f"batch_topk_{kind}.json").read_text())
         assert list(document["rows"]) == [experiment.BY_HAND, experiment.MODULE, experiment.CALIBRATED]
-        assert (tmp_path / f"batch_topk_{kind}.md").read_text() in printed
+        assert read_table(tmp_path / f"batch_topk_{kind}.json") in printed
         losses = [table.values(row, experiment.LOSS).item() for row in table.scores]
         assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
         assert all((table.values(row, experiment.ACTIVE) == experiment.K).all() for row in table.scores)

@@ -19,8 +19,8 @@ def result(folder, name, data="digits", verdict="holds", paper=None):
     findings = [{"claim": "a beats b", "verdict": verdict}]
     rows = {"a": {"paper": paper or {}, "loss": {"mean": 12.6}}}
     document = {"settings": {"data": data, "seeds": 2}, "rows": rows, "findings": findings}
+    document["markdown"] = f"table of {name}\n"
     (folder / f"{name}.json").write_text(json.dumps(document))
-    (folder / f"{name}.md").write_text(f"table of {name}\n")
     (folder / f"{name}.png").write_bytes(b"")
 
 

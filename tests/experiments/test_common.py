@@ -7,6 +7,7 @@ import torch
 from matplotlib.figure import Figure
 
 from common import Table, each_seed, experiment_parser, minibatches, parse, save_figure, shown_command
+from tests.experiments.saved import read_table
 
 
 def arguments(*words, data=("digits", "mnist")):
@@ -109,7 +110,7 @@ def test_files(table, tmp_path, capsys):
     table.save(args, "toy")
     save_figure(Figure(), args, "toy")
     assert (tmp_path / "new" / "toy.png").stat().st_size > 100
-    text = (tmp_path / "new" / "toy.md").read_text(encoding="utf-8")
+    text = read_table(tmp_path / "new" / "toy.json")
     assert text == table.markdown() + "\nSettings: seeds 5, seed 0, smoke False, data digits, epochs 60.\n"
     document = json.loads((tmp_path / "new" / "toy.json").read_text(encoding="utf-8"))
     assert document["settings"]["data"] == "digits" and "somewhere" not in json.dumps(document)  # no folder of ours

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import compare_estimators
+from tests.experiments.saved import read_table
 from variable_selection import FORMS, row_name
 
 
@@ -17,7 +18,7 @@ def test_runs(tmp_path, capsys):
     in_forms = tables.pop("evidence")
     for loss, table in tables.items():
         name = f"compare_estimators_{loss}"
-        assert (tmp_path / f"{name}.png").stat().st_size > 3_000 and (tmp_path / f"{name}.md").read_text() in printed
+        assert (tmp_path / f"{name}.png").stat().st_size > 3_000 and read_table(tmp_path / f"{name}.json") in printed
         assert list(json.loads((tmp_path / f"{name}.json").read_text())["rows"]) == list(compare_estimators.ESTIMATORS)
         variance = table.values(compare_estimators.FIRST, compare_estimators.VARIANCE)
         assert ((variance < 1e-10) == (loss == "linear")).all()

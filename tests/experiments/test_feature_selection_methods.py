@@ -11,6 +11,7 @@ import feature_selection_methods as methods
 import learned_k
 from image_data import Labelled, Split
 from runs import Run
+from tests.experiments.saved import read_table
 from tests.experiments.test_image_data import write_mnist
 
 
@@ -23,7 +24,7 @@ def test_runs(experiment, tmp_path, capsys):
     document = json.loads((tmp_path / f"{name}.json").read_text())
     assert document["rows"].keys() == table.scores.keys() and document["findings"]
     assert all(0 <= scores[methods.ACCURACY] <= 100 for row in table.scores.values() for scores in row)
-    assert (tmp_path / f"{name}.md").read_text() in capsys.readouterr().out
+    assert read_table(tmp_path / f"{name}.json") in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("row", methods.METHODS)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import feature_selector_comparison as experiment
+from tests.experiments.saved import read_table
 
 
 @pytest.mark.slow
@@ -16,5 +17,5 @@ def test_runs(tmp_path, capsys):
     for name, table in tables.items():
         document = json.loads((tmp_path / f"feature_selector_comparison_{name}.json").read_text())
         assert list(document["rows"]) == list(table.scores) and document["findings"]
-        assert (tmp_path / f"feature_selector_comparison_{name}.md").read_text() in printed
+        assert read_table(tmp_path / f"feature_selector_comparison_{name}.json") in printed
         assert all(table.values(row, experiment.SCORE).min() > 80 for row in table.scores)

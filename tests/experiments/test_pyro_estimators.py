@@ -11,6 +11,7 @@ import torch
 from pyro import poutine
 
 import pyro_estimators as experiment
+from tests.experiments.saved import read_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +32,7 @@ def test_runs(tmp_path, capsys):
     early, late, _ = table.columns
     for row in table.scores:
         assert (table.values(row, late) > 0).all() and (table.values(row, late) < table.values(row, early)).all()
-    assert (tmp_path / "pyro_estimators.md").read_text() in capsys.readouterr().out
+    assert read_table(tmp_path / "pyro_estimators.json") in capsys.readouterr().out
 
 
 def test_the_problem_is_that_of_the_readme():

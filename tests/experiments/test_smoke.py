@@ -17,6 +17,7 @@ import pruning
 import topk_loss
 from image_data import Labelled, Split
 from runs import Run
+from tests.experiments.saved import read_table
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PERCENT = (  # scores in [0, 100]
@@ -41,7 +42,7 @@ def test_runs(name, tmp_path, capsys):
     assert name not in PERCENT or all(
         0 <= score <= 100 for row in table.scores.values() for scores in row for score in scores.values()
     )
-    assert (tmp_path / f"{name}.md").read_text() in capsys.readouterr().out
+    assert read_table(tmp_path / f"{name}.json") in capsys.readouterr().out
 
 
 @pytest.mark.slow

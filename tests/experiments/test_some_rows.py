@@ -4,6 +4,8 @@ import importlib
 
 import pytest
 
+from tests.experiments.saved import read_table
+
 ROWS = [
     ("feature_selection_methods", ["SIMPLE"]),
     ("permutation", ["soft ranks, n = 5"]),
@@ -20,6 +22,6 @@ ROWS = [
 def test_runs(name, rows, tmp_path):
     arguments = ["--smoke", "--seeds", "1", "--processes", "1", "--out", str(tmp_path), "--rows", *rows]
     importlib.import_module(name).main(arguments)
-    text = (tmp_path / f"{name}.md").read_text()
+    text = read_table(tmp_path / f"{name}.json")
     is_complete = name in ("feature_selection_methods", "simple_slopes") or rows == ["dense"] or len(rows) > 1
     assert is_complete != ("No row is complete." in text)

@@ -21,7 +21,7 @@ def test_smoke_on_text(multi30k, tmp_path, capsys):
     data = ["--data", "multi30k", "--data-dir", str(multi30k), "--seeds", "1", "--processes", "1"]
     table = experiment.main(["--smoke", *data, "--out", str(tmp_path)])
     assert list(table.scores) == [experiment.FULL, experiment.SOFT, experiment.HARD]
-    assert (tmp_path / "topk_attention_en-de.md").is_file()
+    assert (tmp_path / "topk_attention_en-de.json").is_file()
     assert "beats full attention (Xie et al.)" in capsys.readouterr().out
 
 

@@ -8,6 +8,7 @@ import torch
 
 import vae
 from khot import ConditionalPoisson
+from tests.experiments.saved import read_table
 
 SETTINGS = vae.Settings((16,), 32, 1e-3, 1, 1.0, 1)
 
@@ -21,7 +22,7 @@ def test_runs(tmp_path, capsys):
     assert list(document["rows"]) == list(vae.METHODS) and len(document["findings"]) == 14
     for row in vae.METHODS:
         assert (tables["vae_ten_exact"].values(row, vae.BOUND) > 0).all()
-    assert (tmp_path / "vae_ten_exact.md").read_text() in capsys.readouterr().out
+    assert read_table(tmp_path / "vae_ten_exact.json") in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("prior", [vae.EXACT, *vae.PRIOR_TERMS])

@@ -10,6 +10,7 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_t
 
 import variable_selection_methods as experiment
+from tests.experiments.saved import read_table
 
 
 @pytest.mark.slow
@@ -21,7 +22,7 @@ def test_runs(tmp_path, capsys):
     for name, table in tables.items():
         document = json.loads((tmp_path / f"variable_selection_methods_{name}.json").read_text())
         assert list(document["rows"]) == list(table.scores) and document["findings"]
-        assert (tmp_path / f"variable_selection_methods_{name}.md").read_text() in printed
+        assert read_table(tmp_path / f"variable_selection_methods_{name}.json") in printed
         assert all(0 <= table.values(row, experiment.ERROR).min() <= 1 for row in table.scores)
 
 
