@@ -60,6 +60,14 @@ class ModuleCase:
         return module(x, self.target.to(x.dtype) if self.target.is_floating_point() else self.target)
 
 
+def one_of_two_tiles(x: Tensor) -> Tensor:
+    """In every 2 x 2 tile, the heavier one of the two diagonals."""
+    tiles = x.unflatten(-1, (-1, 2)).unflatten(0, (-1, 2)).movedim(1, -2)  # (rows, columns, 2, 2)
+    is_main = (tiles.abs() * torch.eye(2)).sum((-1, -2)) > (tiles.abs() * (1 - torch.eye(2))).sum((-1, -2))
+    mask = torch.where(is_main[..., None, None], torch.eye(2), 1 - torch.eye(2))
+    return x * mask.movedim(-2, 1).reshape(x.shape)
+
+
 def largest(x: Tensor, k: int, axis: int = -1) -> Tensor:
     """The mask by sorting and comparing; x without ties."""
     return (x >= x.sort(axis, descending=True).values.narrow(axis, k - 1, 1)).to(x.dtype)
@@ -155,6 +163,8 @@ MODULES = [
         lambda x: x * sigmoid_mask(normal(6, N, seed=4), 1, 0.5),
     ),
     ModuleCase("one_of_two_rows", partial(NMSparsity, 1, 2, dim=0), one_of_two_rows),
+    ModuleCase("one_of_two_tiles", partial(NMSparsity, 1, 2, transposable=True), one_of_two_tiles),
+    ModuleCase("magnitude_rows", partial(MagnitudeSparsity, 0.3, dim=-1), lambda x: x * largest(x.abs(), 2)),
     ModuleCase("magnitude", partial(MagnitudeSparsity, 0.3), of_all(lambda x: largest(x.abs(), 14))),
     ModuleCase(
         "magnitude_relaxed",

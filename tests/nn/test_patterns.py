@@ -144,9 +144,45 @@ def test_a_fixed_pattern_in_half_precision_and_in_a_graph():
         layer.parametrizations.weight[0](torch.ones(2, 4))
 
 
+def test_transposable_tiles_are_the_best_of_all():
+    """Against all matrices of 16 bits, of which 90 have two ones in every row and column; ties, the scale, and axes."""
+    bits = (torch.arange(2**16)[:, None] >> torch.arange(16) & 1).view(-1, 4, 4)
+    patterns = bits[((bits.sum(1) == 2) & (bits.sum(2) == 2)).all(-1)]
+    assert len(patterns) == 90
+    module, weight = NMSparsity(transposable=True), normal(8, 12)
+    for scale in (1.0, 1e300, 1e-320):
+        tiles = weight.mul(scale).view(2, 4, 3, 4).movedim(2, 1)
+        kept = module(weight * scale).view(2, 4, 3, 4).movedim(2, 1)
+        assert ((kept != 0).sum(-1) == 2).all() and ((kept != 0).sum(-2) == 2).all()
+        best = torch.einsum("rcij,pij->rcp", tiles.div(scale).abs(), patterns.double()).amax(-1)
+        torch.testing.assert_close(kept.div(scale).abs().sum((-1, -2)), best, rtol=1e-2 if scale < 1 else 1e-12, atol=0)
+    for dim, shape in ((0, (8, 4, 3)), (1, (8, 4, 3)), (2, (4, 3, 8))):
+        of_convolution = NMSparsity(dim=dim, transposable=True)(normal(*shape)) != 0
+        for axis in {dim, 1 if dim == 0 else 0}:
+            assert (of_convolution.movedim(axis, -1).unflatten(-1, (-1, 4)).sum(-1) == 2).all()
+    module.n = 1
+    assert ((module(torch.ones(4, 4)) != 0) == torch.eye(4).flip(1).bool().flip(1)).all() and "transposable" in repr(
+        module
+    )
+
+
+def test_magnitudes_compete_along_axes():
+    weight = normal(4, 3, 2, 2)
+    for strength in (None, 0.3):
+        module = MagnitudeSparsity(0.5, strength=strength, dim=(1, 2, 3)).eval()
+        for channel, alone in zip(module(weight), weight, strict=True):
+            torch.testing.assert_close(channel, MagnitudeSparsity(0.5, strength=strength).eval()(alone))
+    assert repr(MagnitudeSparsity(0.5, dim=-1)) == "MagnitudeSparsity(density=0.5, dim=-1)"
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
+        (lambda: NMSparsity(2, 8, transposable=True), ValueError, "`m` must be at most 4"),
+        (lambda: NMSparsity(transposable=True, softness=1.0), ValueError, "`transposable` patterns are hard"),
+        (lambda: NMSparsity(transposable=True)(torch.ones(6, 4)), ValueError, "`transposable` needs a second axis"),
+        (lambda: NMSparsity(transposable=1), TypeError, "`transposable` must be True or False"),
+        (lambda: MagnitudeSparsity(0.5, dim=0.5), TypeError, "`dim` must be an int"),
         (lambda: MagnitudeSparsity(1.5), ValueError, "`density` must satisfy"),
         (lambda: MagnitudeSparsity("1"), TypeError, "`density` must be a real number"),
         (lambda: MagnitudeSparsity(0.5, strength=0.0), ValueError, "`strength` must be positive"),

@@ -94,6 +94,22 @@ class TestGatherTopK:
         (of_scores,) = torch.autograd.grad((relaxed * tokens.detach() * spread).sum(), scores)
         torch.testing.assert_close(found, (of_scores, spread))
 
+    def test_the_rest_is_a_weighted_mean(self):
+        scores, tokens = X.clone(), self.TOKENS
+        scores[1] = torch.tensor([1.0, -torch.inf, 2.0, -torch.inf, -torch.inf, -torch.inf])  # nothing is left
+        module = GatherTopK(2, rest=True)
+        values, indices = module(scores, tokens)
+        assert torch.equal(values[:, :2], GatherTopK(2)(scores, tokens).values) and indices.shape == (4, 2)
+        for row, place, of_row, found in zip(scores, indices.tolist(), tokens, values[:, 2], strict=True):
+            others = [i for i in range(6) if i not in place and row[i] > -torch.inf]
+            expected = row[others].softmax(-1) @ of_row[others] if others else torch.zeros(3)
+            torch.testing.assert_close(found, expected.double())
+        assert gradcheck(
+            lambda s, t: module(s, t).values, (X.clone().requires_grad_(), tokens.clone().requires_grad_())
+        )
+        assert module(X, tokens, 6).values[:, 6].eq(0).all() and module(X, tokens, 0).values.shape == (4, 1, 3)
+        assert repr(module) == "GatherTopK(k=2, rest=True)"
+
     def test_without_a_softness_tokens_have_the_only_gradient(self):
         scores, tokens = X.clone().requires_grad_(), self.TOKENS.clone().requires_grad_()
         grads = torch.autograd.grad(GatherTopK(2)(scores, tokens).values.sum(), (scores, tokens), allow_unused=True)

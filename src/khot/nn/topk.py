@@ -7,7 +7,7 @@ from torch import Tensor
 
 from khot._distributed.placements import is_dtensor
 from khot._torch_internals import outside_selective_checkpoints
-from khot._validation import DIM_IS_A_KEYWORD, check_scores, check_strided, checked_int, is_int
+from khot._validation import DIM_IS_A_KEYWORD, check_flag, check_scores, check_strided, checked_int, is_int
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.axes import as_axes, as_rows
@@ -243,17 +243,25 @@ def _whole(k: float | Tensor) -> int | Tensor:
 
 
 class GatherTopK(Masking):
-    """Selects the k tokens with the highest scores from a sequence, such as patches of an image or tokens of a text.
+    r"""Selects the k tokens with the highest scores from a sequence, such as patches of an image or tokens of a text.
 
     It is called with scores ``(..., n)`` and tokens ``(..., n, d)``. With a softness, the tokens are multiplied by
     weights that are 1 and have the gradient of the relaxed mask (straight-through), so that the scores are learned;
     without one, the scores get no gradient.
+
+    With ``rest``, one more token follows the k: the mean of the others, weighted by the softmax of their scores [2],
+
+    .. math:: \sum_{i \notin S} w_i t_i, \qquad w_i = e^{s_i} / {\textstyle\sum}_{j \notin S} e^{s_j}.
+
+    Scores that are logarithms of attention give weights in proportion to attention. The weights have their own gradient
+    in the scores, without a softness, too. If no other score is above ``-inf``, this token is 0.
 
     Args:
         k: Number of tokens.
         softness: Third argument of the relaxation; None for scores without a gradient.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
         learn_softness: Whether the softness is a parameter.
+        rest: Whether to append the mean of the other tokens.
 
     Attributes:
         k: Number of tokens. It may be assigned at any time.
@@ -265,6 +273,8 @@ class GatherTopK(Masking):
 
     References:
         [1] Cordonnier et al. (2021), "Differentiable patch selection for image recognition", arXiv:2104.03059.
+        [2] Liang et al. (2022), "Not all patches are what you need: expediting vision transformers via token
+            reorganizations", arXiv:2202.07800, which does not divide by the sum.
 
     Example:
         >>> tokens = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
@@ -282,9 +292,11 @@ class GatherTopK(Masking):
         softness: float | None = None,
         relaxation: Relaxation = sigmoid_topk,
         learn_softness: bool = False,
+        rest: bool = False,
     ) -> None:
         super().__init__(softness, relaxation, softness is not None, learn_softness)
-        self.k = k
+        check_flag("rest", rest)
+        self.k, self.rest = k, bool(rest)
 
     def _checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """The checked ``k``, an int whatever the softness, or the checked softness."""
@@ -309,7 +321,18 @@ class GatherTopK(Masking):
         if self.softness is not None:
             weights = self._mask_of(scores.to(compute_dtype(scores)), k, -1).gather(-1, indices).unsqueeze(-1)
             values = (values * weights).to(tokens.dtype)
+        if self.rest:
+            values = torch.cat((values, _mean_of_others(scores, tokens, indices)), -2)
         return Selection(values, indices)
 
     def extra_repr(self) -> str:
-        return f"k={self.k}{self._shown_softness()}"
+        return f"k={self.k}{self._shown_softness()}" + (", rest=True" if self.rest else "")
+
+
+def _mean_of_others(scores: Tensor, tokens: Tensor, indices: Tensor) -> Tensor:
+    """The mean (..., 1, d) of the tokens that are not among these, weighted by the softmax of their scores."""
+    dtype = torch.promote_types(compute_dtype(scores), compute_dtype(tokens))
+    others = scores.to(dtype).scatter(-1, indices, -torch.inf)
+    is_empty = (others == -torch.inf).all(-1, keepdim=True)
+    weights = others.masked_fill(is_empty, 0).softmax(-1).masked_fill(is_empty, 0)
+    return (weights.unsqueeze(-2) @ tokens.to(dtype)).to(tokens.dtype)
