@@ -3,6 +3,9 @@
 Run `python benchmarks/selection.py --threads 1`. Ordinary rows are normal scores; the other kinds are finite masks,
 heavy tails, ties, offsets that differ from row to row, constant rows, and dtypes. Targets on one thread, for normal
 scores in float32: at most 0.1, 0.25, 0.3, 0.6, 0.2 and 0.2 of the time of topk and scatter at the six shapes below.
+
+Then the positions: topk_indices of whole rows, of scores of which ReLU made most equal and of parts of rows, and
+TopK.select, as shares of the time of ``torch.topk(x, k).indices.sort()``, into a table of its own.
 """
 
 from collections.abc import Callable
@@ -13,6 +16,7 @@ from timing import arguments, interleaved, write_csv
 from torch import Tensor
 
 import khot
+from khot.nn import TopK
 
 TARGETS = {
     (128, 1000, 500): 0.1,
@@ -33,6 +37,9 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "float64_ties": lambda x: (3 * x).round().double(),
     "bfloat16": Tensor.bfloat16,
 }
+
+
+POSITIONS = {(128, 1000, 50): 0.15, (8192, 64, 8): 0.2, (64, 131_072, 2048): 0.4, (1, 1_000_000, 2048): 0.45}
 
 
 def topk_and_scatter(x: Tensor, k: int) -> Tensor:
@@ -66,6 +73,27 @@ def main() -> None:
                 "topk_scatter_ms": f"{theirs:.4f}", "ratio": f"{ours / theirs:.3f}", "target": aim,
             })  # fmt: skip
     write_csv(options.csv, rows)
+    write_csv(options.csv.with_name("selection_positions_cpu.csv"), positions(options.seconds))
+
+
+def positions(seconds: float) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for (batch, n, k), target in POSITIONS.items():
+        x = torch.randn(batch, n)
+        ties, starts = (x - 1.5).relu(), torch.zeros(batch, dtype=torch.long)
+        assert torch.equal(khot.topk_indices(x, k), x.topk(k).indices.sort().values)
+        calls: dict[str, Callable[[], object]] = {
+            "topk, sort": lambda x=x, k=k: x.topk(k).indices.sort(),
+            "topk_indices": partial(khot.topk_indices, x, k),
+            "of ReLU": partial(khot.topk_indices, ties, k),
+            "of parts": partial(khot.topk_indices, x, k, starts=starts, lengths=starts + n),
+            "TopK.select": partial(TopK(k).select, x),
+        }
+        base, *ours = (timing.median for timing in interleaved(calls, seconds).values())
+        ratios = {name: f"{time / base:.3f}" for name, time in zip([*calls][1:], ours, strict=True)}
+        rows.append({"batch": batch, "n": n, "k": k, "topk_sort_ms": f"{base * 1e3:.3f}", **ratios, "target": target})
+        print(rows[-1])
+    return rows
 
 
 if __name__ == "__main__":

@@ -49,6 +49,14 @@ def hard_masks(rows: list[Row]) -> Iterable[list[str]]:
             yield [f"{row['batch']} × {row['n']}, {row['k']}", *times]
 
 
+def positions(rows: list[Row]) -> Iterable[list[str]]:
+    ratios = ("topk_indices", "of ReLU", "of parts", "TopK.select")
+    yield ["rows × n, k", "`torch.topk` and sort, ms", "`topk_indices`", "of tied rows", "of parts", "`TopK.select`"]
+    for row in rows:
+        size = f"{row['batch']} × {row['n']}, {row['k']}"
+        yield [size, f"{float(row['topk_sort_ms']):.2f}", *(f"{float(row[name]):.2f}" for name in ratios)]
+
+
 def chains(rows: list[Row]) -> Iterable[list[str]]:
     columns = {
         "steps per second": "steps_per_second",
@@ -76,6 +84,7 @@ TABLES: dict[str, tuple[str, Callable[[list[Row]], Iterable[list[str]]]]] = {  #
     "peers": ("coming_from.md", peers),
     "peer_times": ("coming_from.md", times_of_peers),
     "selection_cpu": ("guide/costs.md", hard_masks),
+    "selection_positions_cpu": ("guide/costs.md", positions),
     "estimator_steps": ("guide/costs.md", steps),
     "khot_swap": ("guide/mcmc.md", chains),
     "khot_chains": ("guide/mcmc.md", samplers),
