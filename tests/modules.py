@@ -164,7 +164,7 @@ MODULES = [
     ),
     ModuleCase("one_of_two_rows", partial(NMSparsity, 1, 2, dim=0), one_of_two_rows),
     ModuleCase("one_of_two_tiles", partial(NMSparsity, 1, 2, transposable=True), one_of_two_tiles),
-    ModuleCase("magnitude_rows", partial(MagnitudeSparsity, 0.3, dim=-1), lambda x: x * largest(x.abs(), 2)),
+    ModuleCase("magnitude_rows", partial(MagnitudeSparsity, 0.3, dim=1), lambda x: x * largest(x.abs(), 2)),
     ModuleCase("magnitude", partial(MagnitudeSparsity, 0.3), of_all(lambda x: largest(x.abs(), 14))),
     ModuleCase(
         "magnitude_relaxed",

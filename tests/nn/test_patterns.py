@@ -172,7 +172,7 @@ def test_magnitudes_compete_along_axes():
         module = MagnitudeSparsity(0.5, strength=strength, dim=(1, 2, 3)).eval()
         for channel, alone in zip(module(weight), weight, strict=True):
             torch.testing.assert_close(channel, MagnitudeSparsity(0.5, strength=strength).eval()(alone))
-    assert repr(MagnitudeSparsity(0.5, dim=-1)) == "MagnitudeSparsity(density=0.5, dim=-1)"
+    assert repr(MagnitudeSparsity(0.5, dim=-1)) == "MagnitudeSparsity(density=0.5, dim=(-1,))"
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,9 @@ class NMSparsity(Masking, Pattern):
             n = checked_size("n", value, whole=True)
             if n > self.m:
                 raise ValueError(f"`n` must satisfy 0 <= n <= m, but got n={n} with m={self.m}")
+            self._tiles = (
+                _tile_patterns(n, self.m) if self.transposable else ()
+            )  # here, as no graph can have the search
             return n
         if value is not None and getattr(self, "transposable", False):
             raise ValueError("`transposable` patterns are hard: they need softness=None")
@@ -208,7 +211,7 @@ class NMSparsity(Masking, Pattern):
 
     def _mask(self, wide: Tensor, hard: bool) -> Tensor:
         if self.transposable:
-            return _transposable_mask(wide.detach(), self.n, self.m, dim=(self.dim, self._across(wide)))
+            return _transposable_mask(wide.detach(), self._tiles, self.m, dim=(self.dim, self._across(wide)))
         scores = wide.abs() if self.scores is None else self.scores.to(wide.dtype)
         mask = self._mask_of(self._groups(scores), self._number("n"), -1, hard=hard)
         return mask.reshape(self._moved_shape(scores)).movedim(-1, self.dim)
@@ -247,22 +250,22 @@ class NMSparsity(Masking, Pattern):
 
 
 @functools.cache
-def _tile_patterns(n: int, m: int) -> list[list[float]]:
+def _tile_patterns(n: int, m: int) -> tuple[tuple[float, ...], ...]:
     """All m x m matrices of zeros and ones with n ones in every row and column, flattened; of tied ones the first."""
     rows = [[float(i in ones) for i in range(m)] for ones in itertools.combinations(range(m), n)]
     tiles = itertools.product(rows, repeat=m)
     of_columns = (tile for tile in tiles if all(sum(column) == n for column in zip(*tile, strict=True)))
-    return [list(itertools.chain(*tile)) for tile in of_columns]
+    return tuple(tuple(itertools.chain(*tile)) for tile in of_columns)
 
 
 @of_rows
-def _transposable_mask(x: Tensor, n: int, m: int, *, dim: tuple[int, int]) -> Tensor:
+def _transposable_mask(x: Tensor, patterns: tuple[tuple[float, ...], ...], m: int, *, dim: tuple[int, int]) -> Tensor:
     """The mask of the best pattern of each m x m tile of the two axes."""
-    patterns = torch.tensor(_tile_patterns(n, m), dtype=x.dtype, device=x.device)
+    choices = torch.tensor(patterns, dtype=x.dtype, device=x.device)
     moved = x.abs().movedim(dim, (-1, -2))
-    tiles = moved.unflatten(-1, (-1, m)).unflatten(-3, (-1, m)).movedim(-3, -2).flatten(-2)
+    tiles = torch.unflatten(torch.unflatten(moved, -1, (-1, m)), -3, (-1, m)).movedim(-3, -2).flatten(-2)
     scaled = tiles / tiles.amax(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)  # sums that cannot overflow
-    best = patterns[(scaled @ patterns.mT).argmax(-1)].unflatten(-1, (m, m)).movedim(-2, -3)
+    best = torch.unflatten(choices[(scaled @ choices.mT).argmax(-1)], -1, (m, m)).movedim(-2, -3)
     return best.reshape(moved.shape).movedim((-1, -2), dim).contiguous()
 
 
@@ -319,6 +322,7 @@ class MagnitudeSparsity(Pattern):
         check_exponent(p)
         if dim is not None:
             check_axes(dim)
+            dim = tuple(map(int, dim if isinstance(dim, tuple) else (dim,)))
         self.density, self.strength, self.p, self.dim = density, strength, p, dim
 
     def _checked(self, name: str, value: Any) -> Any:
@@ -352,12 +356,10 @@ class MagnitudeSparsity(Pattern):
         return topk_mask(magnitudes, self._size(weight), dim=self._axes(weight)) != 0
 
     def _axes(self, weight: Tensor) -> tuple[int, ...]:
-        if self.dim is None:
-            return tuple(range(weight.dim()))
-        return self.dim if isinstance(self.dim, tuple) else (self.dim,)
+        return tuple(range(weight.dim())) if self.dim is None else self.dim
 
     def _size(self, weight: Tensor) -> int | Tensor:
-        size: Any = self._number("density") * math.prod(weight.shape[axis] for axis in self._axes(weight))
+        size: Any = self._number("density") * math.prod([weight.shape[axis] for axis in self._axes(weight)])
         return size.round().long() if isinstance(size, Tensor) else round(size)
 
     def extra_repr(self) -> str:
