@@ -24,6 +24,7 @@ from .batch_topk import BatchTopK
 from .experts import ExpertChoice, TokenChoice
 from .jump_relu import JumpReLU
 from .loss_modules import FenchelYoungTopKLoss, TopKCrossEntropyLoss, TopKMetricLoss
+from .routing import route
 from .sparsity import MagnitudeSparsity, NMSparsity
 from .topk import GatherTopK, Selection, TopK, TopKMask
 
@@ -46,6 +47,7 @@ __all__ = [
     "TopKCrossEntropyLoss",
     "TopKMask",
     "TopKMetricLoss",
+    "route",
     "topk_attention",
 ]
 

@@ -1,30 +1,53 @@
 """Routers of mixtures of experts: experts that choose tokens, and tokens that choose experts."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from khot._contents import looks_at_contents
+from khot._distributed.placements import is_dtensor
 from khot._host import has_float64
-from khot._torch_internals import after_backward, is_wrapped
+from khot._torch_internals import after_backward, is_wrapped, outside_selective_checkpoints
 from khot._validation import (
+    check_choice,
     check_scores,
     check_strided,
+    checked_count,
     checked_int,
     checked_positive,
+    checked_real,
     expanded,
     in_wide_dtype,
     tensors_among,
 )
 from khot.kernels.exact.rows import compute_dtype, number_on
-from khot.relaxations import sigmoid_topk, topk_mask
+from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
 
 from ._keeping import keep_largest
-from ._masking import Masking, Relaxation, at_most, checked_size, has_parts, places_of_largest
-from ._running_state import is_first_pass
+from ._masking import Masking, Relaxation, at_most, checked_size, hard_mask, has_parts, places_of_largest
+from ._running_state import is_first_pass, write
+from .routing import (
+    Groups,
+    Scores,
+    candidates,
+    check_words,
+    checked_groups,
+    checked_indices,
+    groups_of,
+    is_closed,
+    key_of_choice,
+    log_scores_of,
+    over_their_sum,
+    probabilities,
+    scores_of,
+)
 from .topk import Selection, TopK
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _Call = tuple[Tensor, Tensor, bool]  # logits, mask, and whether a gradient is recorded
 NUMBER_OF_EXPERTS = "; the number of experts is no argument, since the logits have it"
@@ -149,17 +172,26 @@ def _check_gates(x: Any) -> None:
 class TokenChoice(Masking):
     r"""Routing in which every token takes the k experts that suit it best.
 
-    Takes logits ``(..., tokens, experts)`` and returns the weights of the experts, 0 for those not chosen: the softmax
-    of the logits times a mask m, renormalised over the chosen experts,
+    Takes logits ``(..., tokens, experts)`` and returns the weights of the experts, 0 for those not chosen: scores s of
+    the logits x, by default their softmax, times a mask m, renormalised over the chosen experts,
 
-    .. math:: w_e = m_e e^{x_e} / {\textstyle\sum_j} m_j e^{x_j}.
+    .. math:: w_e = m_e s_e / {\textstyle\sum_j} m_j s_j.
+
+    ``scores``, ``groups``, ``renormalize``, ``eps`` and ``scale`` are those of :func:`route`, where they are explained.
+    ``module(x, indices=experts)`` takes these experts ``(..., tokens, k)`` instead of its own choice.
+
+    With a ``bias``, the experts are chosen by s + bias, and weighed by s. The buffer ``bias`` is learned without a
+    gradient [4]: training with gradients counts in the buffer ``load`` how often each expert is chosen, and
+    :meth:`update_bias` moves the bias of experts with more choices than the mean down, and of the others up. A relaxed
+    mask is that of s + bias then, and of the logits otherwise.
 
     :meth:`select` returns only the k weights and experts. :meth:`balance_loss` and :meth:`z_loss` refer to the last
     call in training, and leave out tokens such as padding whose logits are all ``-inf``; these need k = 0, which gives
-    zeros. With a ``capacity``, every expert keeps at most that many tokens, those with the largest probabilities, and
-    weights are renormalised over the experts that a token has left; a token without any gets 0. ``k``, ``capacity``
-    and ``softness`` may be assigned at any time. ``module(x, k)`` uses another k for this call, a number or one for
-    each token.
+    zeros. With a ``capacity``, every expert keeps at most that many tokens, those with the largest scores, and weights
+    are renormalised over the experts that a token has left; a token without any gets 0. Otherwise than with
+    ``renormalize="kept"``, it keeps the tokens with the largest weights, which then stay as they were. ``k``,
+    ``capacity`` and ``softness`` may be assigned at any time. ``module(x, k)`` uses another k for this call, a number
+    or one for each token.
 
     A float is a capacity factor [2]: 1.25 lets an expert keep 1.25 times the number of tokens that equal loads would
     give it, rounded up, :math:`\lceil 1.25\, kT / E \rceil` for T tokens and E experts. The tokens are those of one
@@ -172,10 +204,20 @@ class TokenChoice(Masking):
         straight_through: Whether a hard mask gets the gradient of the relaxed one.
         learn_softness: Whether the softness is a parameter.
         capacity: Largest number of tokens per expert, an int; a float is a factor of the equal load; None for no limit.
+        scores: "softmax", "sigmoid", "sqrtsoftplus", or a function of the logits.
+        groups: ``(number, kept)`` or ``(number, kept, best)``: only experts of the best groups can be chosen.
+        renormalize: Over which experts the weights of a token sum to ``scale``: those that are "kept" within their
+            capacity, or those that are "chosen", whether they are kept or not. None for the scores as they are.
+        eps: Added to the sum of the scores.
+        scale: Factor of the weights.
+        bias: Whether there is a bias, or for how many experts. Without a number the first call in training gives the
+            buffers their length, or the state that is loaded.
 
     Attributes:
         k: Number of experts per token. It may be assigned at any time.
         capacity: Largest number of tokens per expert, or None. It may be assigned at any time.
+        bias: A float32 buffer ``(experts,)``, 0 at first, or None.
+        load: Number of choices of each expert since the last update, a float32 buffer that is not saved, or None.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -185,6 +227,8 @@ class TokenChoice(Masking):
         [1] Shazeer et al. (2017), "Outrageously large neural networks", arXiv:1701.06538.
         [2] Fedus, Zoph, Shazeer (2022), "Switch transformers", arXiv:2101.03961, Eq. (4).
         [3] Zoph et al. (2022), "ST-MoE", arXiv:2202.08906, Eq. (5).
+        [4] Wang et al. (2024), "Auxiliary-loss-free load balancing for mixture-of-experts", arXiv:2408.15664.
+        [5] DeepSeek-AI (2024), "DeepSeek-V3 technical report", arXiv:2412.19437, Eq. (17-20).
 
     Example:
         >>> router = TokenChoice(2)
@@ -201,6 +245,8 @@ class TokenChoice(Masking):
     _what_others_take = NUMBER_OF_EXPERTS
     k: float
     capacity: float | None
+    bias: Tensor | None
+    load: Tensor | None
 
     def __init__(
         self,
@@ -211,9 +257,23 @@ class TokenChoice(Masking):
         straight_through: bool = False,
         learn_softness: bool = False,
         capacity: float | None = None,
+        scores: Scores = "softmax",
+        groups: Groups | None = None,
+        renormalize: str | None = "kept",
+        eps: float = 0.0,
+        scale: float = 1.0,
+        bias: bool | int = False,
     ) -> None:
         super().__init__(softness, relaxation, straight_through, learn_softness)
-        self.k, self.capacity = k, capacity
+        check_words(scores, eps)
+        check_choice("renormalize", renormalize, ("kept", "chosen"), optional=True)
+        self.k, self.capacity, self.scores, self.renormalize = k, capacity, scores, renormalize
+        self.groups = None if groups is None else checked_groups(groups)
+        self.eps, self.scale = checked_real("eps", eps), checked_real("scale", scale)
+        length = 0 if isinstance(bias, bool) else checked_count("bias", bias)
+        for name in ("bias", "load"):
+            start = None if bias is False else torch.zeros(length, dtype=torch.float32)
+            self.register_buffer(name, start, persistent=name == "bias")
         self._last: _Call | None = None  # for the losses
         self._recomputed: _Call | None = None  # the same for losses in a block that a backward pass runs again
 
@@ -230,44 +290,71 @@ class TokenChoice(Masking):
             raise ValueError(f"`capacity` must be at least 1, but got {value}")
         return capacity
 
-    def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
-        return self._weights(x, self._number("k") if k is None else k).to(x.dtype)
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for name in ("bias", "load"):
+            if getattr(self, name) is not None:
+                self._overwrite(name, 0)
 
-    def select(self, x: Tensor, k: int | None = None) -> Selection:
+    def forward(self, x: Tensor, k: float | Tensor | None = None, indices: Tensor | None = None) -> Tensor:
+        return self._weights(x, k, indices).to(x.dtype)
+
+    def select(self, x: Tensor, k: int | None = None, indices: Tensor | None = None) -> Selection:
         """Weights and indices of the experts of each token, ``(..., tokens, k)``, with increasing indices.
 
-        The weights of a token sum to 1 unless all its experts are full; relaxed ones are renormalised over the k.
+        With the default words, the weights of a token sum to 1 unless all its experts are full; relaxed ones are
+        renormalised over the k.
 
         Args:
             x: Logits ``(..., tokens, experts)``.
             k: Number of experts for this call, an int; by default that of the module.
+            indices: Experts ``(..., tokens, k)`` that replace the choice, and are returned as they are.
         """
         check_scores(x, -1)
-        k = checked_int("k", self.k if k is None else k, "an int for a selection, since all tokens get the same number")
-        weights, indices = self._weights(x, k), places_of_largest(x.detach(), k)
-        weights = weights.gather(-1, indices)
-        if self.softness is not None and not self.straight_through:
-            weights = _over_their_sum(weights)
-        return Selection(weights.to(x.dtype), indices)
+        if indices is None:
+            k = checked_int("k", self.k if k is None else k, "an int for a selection, since all tokens get as many")
+            weights = self._weights(x, k, None)
+            key = key_of_choice(x.to(compute_dtype(x)), k, self.scores, self._bias_of(x), self._groups_of(x, k))
+            places = places_of_largest(key, k)
+        else:
+            places = checked_indices(indices, k, x)
+            weights = self._weights(x, k, places)
+        weights = weights.gather(-1, places)
+        if self.softness is not None and not self.straight_through and self.renormalize is not None:
+            weights = self.scale * over_their_sum(weights, self.eps)
+        return Selection(weights.to(x.dtype), places)
 
-    def balance_loss(self) -> Tensor:
+    def balance_loss(self, each: bool = False, group: "ProcessGroup | None" = None) -> Tensor:
         r"""How unevenly the last call in training loads the experts [2]: 1 for equal loads, at most their number.
 
         .. math:: E {\textstyle\sum_e} f_e P_e
 
         with E experts, :math:`f_e` the share of the choices that go to expert e, a constant, and :math:`P_e` its mean
-        probability, which carries the gradient. A usual weight in the total loss is 0.01.
+        share :math:`s_e / \sum_j s_j` of the scores, which carries the gradient. The choices are those without the bias
+        [5], unless ``indices`` were given. A usual weight in the total loss is 0.01.
 
         Raises RuntimeError if it needs a gradient but the call was made without one, as in the first pass of an
         activation checkpoint with ``use_reentrant=True``: pass ``use_reentrant=False``, or take the loss inside the
         block and return it.
+
+        Args:
+            each: Whether to take the mean of the losses of the sequences ``(..., tokens, experts)``, those without any
+                token left out, instead of the loss of all tokens together.
+            group: Processes over which f is taken; all of them must call this method.
         """
         logits, mask, _ = self._of_the_last_call()
         experts = logits.shape[-1]
-        load = mask.reshape(-1, experts).sum(0, dtype=logits.dtype)
-        share = load / load.sum().clamp(min=torch.finfo(load.dtype).tiny)
-        tokens = _is_closed(logits).logical_not().sum().clamp(min=1)
-        return experts * (share * _probabilities(logits).reshape(-1, experts).sum(0) / tokens).sum()
+        if not each:
+            logits, mask = logits.reshape(-1, experts), mask.reshape(-1, experts)
+        load = mask.sum(-2, dtype=logits.dtype)
+        if group is not None:
+            dist.all_reduce(load, group=group)
+        share = load / load.sum(-1, keepdim=True).clamp(min=torch.finfo(load.dtype).tiny)
+        tokens = (logits != -torch.inf).any(-1).sum(-1)
+        scores = scores_of(logits, self.scores)
+        scores = scores if self.scores == "softmax" else over_their_sum(scores)
+        losses = experts * (share * scores.sum(-2) / tokens.clamp(min=1).unsqueeze(-1)).sum(-1)
+        return losses.sum() / (tokens > 0).sum().clamp(min=1)
 
     def z_loss(self) -> Tensor:
         r"""The mean square of log sum exp of the logits of the last call in training [3], which keeps them small.
@@ -275,9 +362,31 @@ class TokenChoice(Masking):
         Raises RuntimeError if it needs a gradient but the call was made without one, as :meth:`balance_loss`.
         """
         logits, *_ = self._of_the_last_call()
-        closed = _is_closed(logits)
+        closed = is_closed(logits)
         logs = logits.masked_fill(closed, 0).logsumexp(-1, keepdim=True).masked_fill(closed, 0)
         return logs.square().sum() / closed.logical_not().sum().clamp(min=1)
+
+    @torch.no_grad()
+    def update_bias(self, rate: float = 1e-3, centre: bool = False, group: "ProcessGroup | None" = None) -> None:
+        r"""Moves the bias towards equal loads [4], and starts to count them anew.
+
+        .. math:: b_e \leftarrow b_e + \text{rate} \cdot \mathrm{sign}\bigl({\textstyle\sum_j} n_j / E - n_e\bigr)
+
+        for the choices :math:`n_e` since the last update. Call it once for each step of the optimizer, before it.
+
+        Args:
+            rate: Size of the steps.
+            centre: Whether to take the mean step away from all steps, so that the mean of the bias stays as it is.
+            group: Processes whose choices are added up; all of them must call this method.
+        """
+        if self.bias is None or self.load is None:
+            raise RuntimeError("TokenChoice has no bias to update: make it with bias=True")
+        load = self.load.clone()
+        if group is not None:
+            dist.all_reduce(load, group=group)
+        step = checked_real("rate", rate) * (load.mean() - load).sign()
+        self.bias += step - step.mean() if centre else step
+        self.load.zero_()
 
     def _of_the_last_call(self) -> "_Call":
         """The last call; in a block that is run again, that of the second run."""
@@ -294,6 +403,8 @@ class TokenChoice(Masking):
 
     def _remember(self, logits: Tensor, mask: Tensor) -> None:
         """Keeps the call for the losses; one that is run again only until the end of the backward pass."""
+        if not torch.compiler.is_compiling() and is_wrapped(logits):  # no use outside a transform
+            return
         call = logits, mask.detach(), torch.is_grad_enabled()
         if is_first_pass():
             self._last = call
@@ -304,56 +415,129 @@ class TokenChoice(Masking):
     def _forget(self) -> None:
         self._recomputed = None
 
-    def _weights(self, x: Tensor, k: float | Tensor) -> Tensor:
+    def _count(self, mask: Tensor) -> None:
+        """Adds the choices of this call to the load; those of a block that is run again only once."""
+        if self.load is None or not torch.is_grad_enabled():
+            return
+        if not is_first_pass() and (self._last is None or self._last[2]):
+            return  # the first pass recorded gradients, and so counted; that of a reentrant checkpoint did not
+        if not torch.compiler.is_compiling() and is_wrapped(mask) and not is_wrapped(self.load):
+            raise RuntimeError(
+                "TokenChoice counts its choices in place, which a transform of torch.func refuses: make it without a "
+                "bias, or call it in evaluation mode"
+            )
+        with outside_selective_checkpoints(), torch.no_grad():
+            counts: Any = mask.detach().reshape(-1, mask.shape[-1]).sum(0, dtype=self.load.dtype)
+            write(self.load, self.load + (counts.full_tensor() if is_dtensor(counts) else counts))
+
+    def _bias_of(self, x: Tensor) -> Tensor | None:
+        """The bias for these logits; made at the first call in training, before which there is none."""
+        if self.bias is None or (self.bias.shape[0] == 0 and not self.training):
+            return None
+        if self.bias.shape[0] == 0:
+            self._resize(x.shape[-1])
+        elif self.bias.shape[0] != x.shape[-1]:
+            raise ValueError(f"`x` must have the {self.bias.shape[0]} experts of the bias, but got {tuple(x.shape)}")
+        return self.bias
+
+    def _resize(self, experts: int) -> None:
+        for name in ("bias", "load"):
+            setattr(self, name, getattr(self, name).new_zeros(experts))
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        saved = state_dict.get(prefix + "bias")
+        if self.bias is not None and isinstance(saved, Tensor) and 0 in (*saved.shape, *self.bias.shape):
+            self._resize(saved.shape[0])
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+    def _groups_of(self, x: Tensor, k: Any) -> Groups | None:
+        return None if self.groups is None else groups_of(self.groups, x.shape[-1], k)
+
+    def _weights(self, x: Tensor, k: Any, indices: Tensor | None) -> Tensor:
         check_scores(x, -1)
+        if indices is not None:
+            indices = checked_indices(indices, k, x)
+            k = indices.shape[-1]
+        k = self._number("k") if k is None else k
         logits, capacity = x.to(compute_dtype(x)), self._number("capacity")
-        is_simple = self.softness is None and capacity is None
-        kept = keep_largest(logits, k, -1, self.by, for_softmax=is_simple) if self.softness is None else None
-        mask = kept.mask if kept else self._mask_of(logits, k, -1)
-        if self.training and (torch.compiler.is_compiling() or not is_wrapped(x)):  # no use outside a transform
-            self._remember(logits, mask)
+        bias, groups = self._bias_of(x), self._groups_of(x, k)
+        by_logits = indices is None and bias is None and groups is None and isinstance(self.scores, str)
+        is_hard, by_logarithm = self.softness is None, self._takes_logarithms()
+        is_simple = is_hard and capacity is None and by_logarithm and self.scores == "softmax"
+        kept = keep_largest(logits, k, -1, self.by, for_softmax=is_simple) if is_hard and by_logits else None
+        mask = kept.mask if kept else self._mask(logits, k, bias, groups, indices)
+        if self.training:
+            self._remember(logits, mask if bias is None or indices is not None else self._mask(logits, k, None, groups))
+            self._count(mask)
         if kept and is_simple and (k.all() if isinstance(k, Tensor) else k):
-            return kept.values.softmax(-1)
-        if is_simple:
-            return _probabilities(logits.masked_fill(mask.logical_not(), -torch.inf))
-        if capacity is not None:  # full experts are excluded before the softmax, or else other shares could underflow
+            weights = kept.values.softmax(-1)
+        elif capacity is None:
+            weights = self._weighed(logits, mask, by_logarithm)
+        else:
             if isinstance(capacity, float) or (isinstance(capacity, Tensor) and capacity.is_floating_point()):
                 capacity = _share_of(mask, capacity, k)
-            room = _room(mask.detach(), _log_probabilities(logits.detach()), capacity)
-            mask, logits = mask * room, logits.masked_fill(room == 0, -torch.inf)
-        return _over_their_sum(mask * _probabilities(logits))
+            weights = self._within(capacity, logits, mask)
+        return weights if self.scale == 1 else self.scale * weights
+
+    def _takes_logarithms(self) -> bool:
+        """Whether the weights are a softmax of logarithms of the scores, which may underflow then."""
+        return self.renormalize is not None and self.eps == 0 and isinstance(self.scores, str) and self.softness is None
+
+    def _mask(
+        self, logits: Tensor, k: Any, bias: Tensor | None, groups: Groups | None, indices: Tensor | None = None
+    ) -> Tensor:
+        """Which experts are chosen, hard, relaxed or straight-through."""
+        hard = None
+        if indices is not None:
+            if self.softness is not None and not self.straight_through:
+                raise ValueError("`indices` is a hard choice: it needs softness=None or straight_through=True")
+            hard = torch.zeros_like(logits).scatter(-1, indices, 1).masked_fill(logits == -torch.inf, 0)
+        elif self.softness is None or (self.straight_through and bias is not None):
+            hard = hard_mask(key_of_choice(logits, k, self.scores, bias, groups), k, -1)
+        if hard is not None and self.softness is None:
+            return hard
+        x = logits
+        if bias is not None or groups is not None:
+            c = candidates(logits, self.scores, bias, groups)
+            x = logits.masked_fill(c == -torch.inf, -torch.inf) if bias is None else c
+        mask = self._mask_of(x, k, -1)
+        return mask if hard is None else straight_through_value(hard, mask)
+
+    def _weighed(self, logits: Tensor, mask: Tensor, by_logarithm: bool) -> Tensor:
+        """The weights of the chosen experts, without the factor."""
+        if by_logarithm:
+            return probabilities(log_scores_of(logits, self.scores).masked_fill(mask == 0, -torch.inf))
+        weights = mask * scores_of(logits, self.scores)
+        return weights if self.renormalize is None else over_their_sum(weights, self.eps)
+
+    def _within(self, capacity: int | Tensor, logits: Tensor, mask: Tensor) -> Tensor:
+        """The weights of the experts that have room for the token."""
+        by_logarithm, is_softmax = self._takes_logarithms(), self.scores == "softmax"
+        if self.renormalize != "kept":
+            weights = self._weighed(logits, mask, by_logarithm)
+            return weights * _room(mask.detach(), weights.detach(), capacity)
+        scores = _log_probabilities(logits.detach()) if is_softmax else scores_of(logits.detach(), self.scores)
+        room = _room(mask.detach(), scores, capacity)
+        if is_softmax and self.eps == 0:  # full experts are excluded first, or else other shares could underflow
+            logits = logits.masked_fill(room == 0, -torch.inf)
+        return self._weighed(logits, mask * room, by_logarithm and not is_softmax)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the last call, whose graph cannot be copied."""
         return self.__dict__ | {"_last": None, "_recomputed": None}
 
     def extra_repr(self) -> str:
-        return f"k={self.k}{self._shown_softness()}" + (
-            f", capacity={self.capacity}" if self.capacity is not None else ""
-        )
-
-
-def _over_their_sum(weights: Tensor) -> Tensor:
-    """The weights of each token, which then sum to 1; zeros for a token without experts."""
-    total = weights.sum(-1, keepdim=True)
-    # Zeros are divided by 1, since a gradient divided by the smallest number may be infinite.
-    return weights / total.clamp(min=torch.finfo(weights.dtype).tiny).masked_fill(total == 0, 1)
-
-
-def _is_closed(logits: Tensor) -> Tensor:
-    """Which tokens have no expert, (..., tokens, 1): those whose logits are all ``-inf``."""
-    return (logits == -torch.inf).all(-1, keepdim=True)
-
-
-def _probabilities(logits: Tensor) -> Tensor:
-    """The softmax, and zeros for a token without an expert, where a softmax and its gradient are NaN."""
-    closed = _is_closed(logits)
-    return logits.masked_fill(closed, 0).softmax(-1).masked_fill(closed, 0)
+        shown = {"capacity": None, "scores": "softmax", "groups": None, "renormalize": "kept", "eps": 0.0, "scale": 1.0}
+        words = [f", {name}={getattr(self, name)!r}" for name in shown if getattr(self, name) != shown[name]]
+        bias = "" if self.bias is None else f", bias={self.bias.shape[0] or True}"
+        return f"k={self.k}{self._shown_softness()}{''.join(words)}{bias}"
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
     """The logarithm of the softmax, which tells small probabilities apart; the smallest number in place of ``-inf``."""
-    closed = _is_closed(logits)
+    closed = is_closed(logits)
     return logits.masked_fill(closed, 0).log_softmax(-1).clamp(min=torch.finfo(logits.dtype).min)
 
 
@@ -380,10 +564,10 @@ def _rounded_down(share: Any, dtype: torch.dtype) -> Any:
     return share * (1 - 8 * torch.finfo(dtype).eps)
 
 
-def _room(mask: Tensor, log_probabilities: Tensor, capacity: int | Tensor) -> Tensor:
-    """Ones where an expert keeps tokens that chose it: the ``capacity`` tokens with the largest probabilities."""
+def _room(mask: Tensor, scores: Tensor, capacity: int | Tensor) -> Tensor:
+    """Ones where an expert keeps tokens that chose it: the ``capacity`` tokens with the largest scores."""
     _check_gates(mask)
-    wanted, tokens = log_probabilities.masked_fill(mask == 0, -torch.inf), mask.shape[-2]
+    wanted, tokens = scores.masked_fill(mask == 0, -torch.inf), mask.shape[-2]
     if isinstance(capacity, Tensor):
         return topk_mask(wanted, capacity.clamp(max=tokens), dim=-2)
     return topk_mask(wanted, at_most(capacity, tokens, mask.device), dim=-2)
