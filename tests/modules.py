@@ -97,6 +97,16 @@ def weights_of(mask: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return weights
 
 
+def share_of(weights: Tensor) -> Tensor:
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def in_two_pairs(s: Tensor) -> Tensor:
+    """The scores in the two of four pairs of experts that have the largest sums, and zeros."""
+    pairs = s.view(-1, 4, 2)
+    return (pairs * largest(pairs.sum(-1), 2).unsqueeze(-1)).view_as(s)
+
+
 def within_capacity(x: Tensor) -> Tensor:
     """Two experts for a token, and of the tokens of an expert the three with the largest probabilities."""
     mask, p = largest(x, 2), x.softmax(-1)
@@ -192,6 +202,16 @@ MODULES = [
         "token_choice_capacity",
         partial(TokenChoice, 2, softness=0.5, straight_through=True, capacity=3),
         weights_of(within_capacity),
+    ),
+    ModuleCase(
+        "token_choice_bias",
+        partial(TokenChoice, 2, scores="sigmoid", groups=(4, 2), eps=1e-20, scale=2.5, bias=N),
+        lambda x: 2.5 * share_of(x.sigmoid() * largest(in_two_pairs(x.sigmoid()), 2)),
+    ),
+    ModuleCase(
+        "token_choice_scores",
+        partial(TokenChoice, 3, scores="sqrtsoftplus", renormalize=None),
+        lambda x: x.exp().log1p().sqrt() * largest(x, 3),
     ),
     ModuleCase("gate", partial(KHotGate, N, 3), None, random=True),
     ModuleCase("gate_pivotal", partial(KHotGate, N, 3, design=Pivotal), None, random=True),

@@ -82,6 +82,7 @@ from khot.nn import (
     TopK,
     TopKCrossEntropyLoss,
     TopKMetricLoss,
+    route,
     topk_attention,
 )
 from tests import design_references as reference
@@ -670,6 +671,16 @@ def subset_categorical_definition(subset_categorical: Any) -> None:
     torch.testing.assert_close(both.probs, expected)
 
 
+def route_definition(route: Any) -> None:
+    """The softmax of the k largest, over its sum there."""
+    logits = normal(3, 5)
+    weights, indices = route(logits, 2)
+    mask = topk_mask(logits, 2)
+    assert torch.equal(torch.zeros_like(mask).scatter(-1, indices, 1), mask)
+    expected = logits.softmax(-1) * mask
+    torch.testing.assert_close(weights, (expected / expected.sum(-1, keepdim=True)).gather(-1, indices))
+
+
 TOOLS = {
     "relaxations": [ToolCase(straight_through_value, straight_through_value_definition)],
     "distributions": [
@@ -688,6 +699,7 @@ TOOLS = {
         ToolCase(Anneal, anneal_definition),
         ToolCase(GatherTopK, gather_definition),
         ToolCase(Selection, selection_definition),
+        ToolCase(route, route_definition),
         ToolCase(topk_attention, attention_definition),
     ],
     "infer": [

@@ -124,7 +124,7 @@ def test_tools_by_their_definition(case):
     case.definition(case.public)
 
 
-BY_POSITION = {  # of the modules and the function of khot.nn; all else is a keyword there
+BY_POSITION = {  # of the modules and functions of khot.nn; all else is a keyword there
     "Anneal": "module name end steps",
     "ExpertChoice": "capacity",
     "JumpReLU": "threshold",
@@ -133,6 +133,7 @@ BY_POSITION = {  # of the modules and the function of khot.nn; all else is a key
     "NMSparsity": "n m",
     "Selection": "values indices",
     "TopKCrossEntropyLoss": "p_k",
+    "route": "logits k",
     "topk_attention": "query key value k",
 }
 

@@ -44,6 +44,7 @@ PHRASES = {
     "BatchTopK": "batch top-k, sparse autoencoder, SAE",
     "ExpertChoice": "router, routing, mixture of experts, MoE, MoE router, gating, expert capacity",
     "TokenChoice": "router, routing, mixture of experts, MoE, MoE router, top-k gating, Switch, load balancing loss",
+    "route": "router, routing, mixture of experts, MoE, gating, group-limited routing, expert bias, router replay",
     "KHotGate": "gate, learned mask, feature gate, pruning of inputs",
     "GatherTopK": "token selection, patch selection, token pruning",
     "JumpReLU": "sparse autoencoder, SAE, threshold activation, L0 penalty",

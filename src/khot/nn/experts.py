@@ -1,6 +1,7 @@
 """Routers of mixtures of experts: experts that choose tokens, and tokens that choose experts."""
 
 import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -297,7 +298,8 @@ class TokenChoice(Masking):
                 self._overwrite(name, 0)
 
     def forward(self, x: Tensor, k: float | Tensor | None = None, indices: Tensor | None = None) -> Tensor:
-        return self._weights(x, k, indices).to(x.dtype)
+        weights, _ = self._weights(x, k, indices)
+        return weights.to(x.dtype)
 
     def select(self, x: Tensor, k: int | None = None, indices: Tensor | None = None) -> Selection:
         """Weights and indices of the experts of each token, ``(..., tokens, k)``, with increasing indices.
@@ -313,14 +315,18 @@ class TokenChoice(Masking):
         check_scores(x, -1)
         if indices is None:
             k = checked_int("k", self.k if k is None else k, "an int for a selection, since all tokens get as many")
-            weights = self._weights(x, k, None)
-            key = key_of_choice(x.to(compute_dtype(x)), k, self.scores, self._bias_of(x), self._groups_of(x, k))
+        weights, mask = self._weights(x, k, indices)
+        is_soft = self.softness is not None and not self.straight_through
+        if indices is not None:
+            places = checked_indices(indices, k, x)
+        elif is_soft:
+            wide = x.to(compute_dtype(x))
+            key = key_of_choice(wide, k, self.scores, self._bias_of(x), self._groups_of(x, k))
             places = places_of_largest(key, k)
         else:
-            places = checked_indices(indices, k, x)
-            weights = self._weights(x, k, places)
+            places = places_of_largest(mask.detach().to(weights.dtype), k)
         weights = weights.gather(-1, places)
-        if self.softness is not None and not self.straight_through and self.renormalize is not None:
+        if is_soft and self.renormalize is not None:
             weights = self.scale * over_their_sum(weights, self.eps)
         return Selection(weights.to(x.dtype), places)
 
@@ -441,8 +447,9 @@ class TokenChoice(Masking):
         return self.bias
 
     def _resize(self, experts: int) -> None:
-        for name in ("bias", "load"):
-            setattr(self, name, getattr(self, name).new_zeros(experts))
+        with nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False):
+            for name in ("bias", "load"):
+                setattr(self, name, getattr(self, name).new_zeros(experts))
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
@@ -455,7 +462,8 @@ class TokenChoice(Masking):
     def _groups_of(self, x: Tensor, k: Any) -> Groups | None:
         return None if self.groups is None else groups_of(self.groups, x.shape[-1], k)
 
-    def _weights(self, x: Tensor, k: Any, indices: Tensor | None) -> Tensor:
+    def _weights(self, x: Tensor, k: Any, indices: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The weights, and which experts are chosen."""
         check_scores(x, -1)
         if indices is not None:
             indices = checked_indices(indices, k, x)
@@ -479,7 +487,7 @@ class TokenChoice(Masking):
             if isinstance(capacity, float) or (isinstance(capacity, Tensor) and capacity.is_floating_point()):
                 capacity = _share_of(mask, capacity, k)
             weights = self._within(capacity, logits, mask)
-        return weights if self.scale == 1 else self.scale * weights
+        return (weights if self.scale == 1 else self.scale * weights), mask
 
     def _takes_logarithms(self) -> bool:
         """Whether the weights are a softmax of logarithms of the scores, which may underflow then."""

@@ -99,6 +99,8 @@ def route(
     check_floating("logits", logits, are_scores=True)
     if logits.dim() == 0:
         raise ValueError("`logits` must have shape (..., experts), but got a scalar")
+    if looks_at_contents(logits) and bool(logits.isnan().any()):
+        raise ValueError("`logits` must not contain NaN")
     check_words(scores, eps)
     check_flag("renormalize", renormalize)
     wide = logits.to(compute_dtype(logits))
@@ -221,26 +223,27 @@ def check_words(scores: Any, eps: Any) -> None:
 
 
 def checked_groups(groups: Any) -> Groups:
-    """(number, kept, best), with 0 for the default of ``best``."""
+    """The groups as a tuple of ints."""
     if not isinstance(groups, (tuple, list)) or len(groups) not in (2, 3) or not all(map(is_int, groups)):
         raise TypeError(f"`groups` must be (number, kept) or (number, kept, best), ints, but got {groups!r}")
-    number, kept, best = (*groups, 0)[:3]
-    if not 1 <= kept <= number or (len(groups) == 3 and best < 1):
+    number, kept, *best = groups
+    if not 1 <= kept <= number or min(best, default=1) < 1:
         raise ValueError(f"`groups` must satisfy 1 <= kept <= number and best >= 1, but got {tuple(groups)}")
-    return int(number), int(kept), int(best)
+    return tuple(map(int, groups))
 
 
 def groups_of(groups: Groups, experts: int, k: float | Tensor) -> Groups | None:
-    """The groups of so many experts; None if all are kept, since they then change nothing."""
-    number, kept, best = groups
+    """(number, kept, best) for so many experts; None if all groups are kept, since they then change nothing."""
+    number, kept = groups[:2]
     if experts % number:
         raise ValueError(f"`groups` must divide the {experts} experts into groups of equal size, but got {number}")
     size = experts // number
+    best = groups[2] if len(groups) == 3 else min(2, size)
     if best > size:
         raise ValueError(f"`groups` must not score more experts than a group has, {size}, but got best={best}")
     if not isinstance(k, Tensor) and k > kept * size:
         raise ValueError(f"`k` must not exceed the {kept * size} experts of the {kept} kept groups, but got k={k}")
-    return None if kept == number else (number, kept, best or min(2, size))
+    return None if kept == number else (number, kept, best)
 
 
 def checked_indices(indices: Any, k: Any, logits: Tensor) -> Tensor:
