@@ -182,7 +182,7 @@ def candidates(logits: Tensor, scores: Scores, bias: Tensor | None, groups: Grou
     if groups is None:
         return c
     number, kept, best = groups
-    members = c.unflatten(-1, (number, -1))
+    members = c.view(*c.shape[:-1], number, c.shape[-1] // number)
     largest = members.detach().topk(best, -1).values
     of_groups = largest.masked_fill(largest == -torch.inf, 0).sum(-1)
     of_groups = of_groups.masked_fill(largest[..., 0] == -torch.inf, -torch.inf)
