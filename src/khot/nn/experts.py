@@ -314,17 +314,19 @@ class TokenChoice(Masking):
         """
         check_scores(x, -1)
         if indices is None:
-            k = checked_int("k", self.k if k is None else k, "an int for a selection, since all tokens get as many")
-        weights, mask = self._weights(x, k, indices)
+            size = checked_int("k", self.k if k is None else k, "an int for a selection, since all tokens get as many")
+        else:
+            indices = checked_indices(indices, k, x)
+            size = indices.shape[-1]
+        weights, mask = self._weights(x, size, indices)
         is_soft = self.softness is not None and not self.straight_through
         if indices is not None:
-            places = checked_indices(indices, k, x)
+            places = indices
         elif is_soft:
-            wide = x.to(compute_dtype(x))
-            key = key_of_choice(wide, k, self.scores, self._bias_of(x), self._groups_of(x, k))
-            places = places_of_largest(key, k)
+            groups, wide = self._groups_of(x, size), x.to(compute_dtype(x))
+            places = places_of_largest(key_of_choice(wide, size, self.scores, self._bias_of(x), groups), size)
         else:
-            places = places_of_largest(mask.detach().to(weights.dtype), k)
+            places = places_of_largest(mask.detach().to(weights.dtype), size)
         weights = weights.gather(-1, places)
         if is_soft and self.renormalize is not None:
             weights = self.scale * over_their_sum(weights, self.eps)

@@ -108,7 +108,7 @@ def route(
         size = _checked_size(k, logits)
         groups = None if groups is None else groups_of(checked_groups(groups), logits.shape[-1], size)
         key = key_of_choice(wide, size, scores, _checked_bias(bias, logits), groups)
-        indices = positions_of_choice(key, size)
+        indices = places_of_largest(key, size, may_exclude=True)  # closed experts fill up
         closed = None if bias is None and groups is None else key.gather(-1, indices) == -torch.inf
     elif bias is not None or groups is not None:
         raise ValueError("`indices` replaces the choice, so that `bias` and `groups` have no effect: leave them out")
@@ -136,14 +136,15 @@ def scores_of(logits: Tensor, scores: Scores) -> Tensor:
             return log_scores_of(logits, scores).exp()  # whose gradient is finite where the score is 0
         return logits.sigmoid() if scores == "sigmoid" else probabilities(logits)
     closed = is_closed(logits)
-    s = scores(logits.masked_fill(closed, 0))
+    s: Any = scores(logits.masked_fill(closed, 0))
     if not isinstance(s, Tensor) or s.shape != logits.shape:
         got = tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__
         raise ValueError(f"`scores` must return a tensor of shape {tuple(logits.shape)}, but got {got}")
-    return s.masked_fill(logits == -torch.inf, 0)
+    found: Tensor = s.masked_fill(logits == -torch.inf, 0)
+    return found
 
 
-def log_scores_of(logits: Tensor, scores: str) -> Tensor:
+def log_scores_of(logits: Tensor, scores: Scores) -> Tensor:
     """The logarithms of named scores, of a softmax up to a constant."""
     if scores == "softmax":
         return logits
@@ -203,12 +204,6 @@ def key_of_choice(
     limit = c.masked_fill(topk_mask(c, k) == 0, torch.inf).amin(-1, keepdim=True)
     finer = logits if is_named else scores_of(logits, scores)
     return finer.masked_fill((c < limit) | (c == -torch.inf), -torch.inf).masked_fill(c > limit, torch.inf)
-
-
-def positions_of_choice(key: Tensor, k: int) -> Tensor:
-    """The k largest of :func:`key_of_choice`, increasing; if there are too few, closed experts fill up."""
-    filled = key.masked_fill(key == -torch.inf, torch.finfo(key.dtype).min)
-    return places_of_largest(filled, k, may_exclude=True)
 
 
 # Checks
