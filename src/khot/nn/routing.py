@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from khot._contents import looks_at_contents
+from khot._distributed.placements import as_dtensor, is_dtensor
 from khot._validation import (
     check_choice,
     check_flag,
@@ -179,14 +180,17 @@ def over_their_sum(weights: Tensor, eps: float = 0.0) -> Tensor:
 def candidates(logits: Tensor, scores: Scores, bias: Tensor | None, groups: Groups | None) -> Tensor:
     """c = s + bias, the largest of which are chosen; ``-inf`` for closed experts, and for groups that are not kept."""
     c = scores_of(logits, scores)
+    if is_dtensor(c) and bias is not None:
+        spread: Any = c
+        bias = as_dtensor("bias", bias, "logits", spread.device_mesh)
     c = (c if bias is None else c + bias).masked_fill(logits == -torch.inf, -torch.inf)
     if groups is None:
         return c
     number, kept, best = groups
     members = c.view(*c.shape[:-1], number, c.shape[-1] // number)
-    largest = members.detach().topk(best, -1).values
+    largest = members.detach().gather(-1, places_of_largest(members, best, may_exclude=True))
     of_groups = largest.masked_fill(largest == -torch.inf, 0).sum(-1)
-    of_groups = of_groups.masked_fill(largest[..., 0] == -torch.inf, -torch.inf)
+    of_groups = of_groups.masked_fill(largest.amax(-1) == -torch.inf, -torch.inf)
     return members.masked_fill(topk_mask(of_groups, kept).unsqueeze(-1) == 0, -torch.inf).flatten(-2)
 
 
@@ -203,7 +207,8 @@ def key_of_choice(
     # Beside a large bias different scores may have equal sums: those at the limit are compared by the scores alone.
     limit = c.masked_fill(topk_mask(c, k) == 0, torch.inf).amin(-1, keepdim=True)
     finer = logits if is_named else scores_of(logits, scores)
-    return finer.masked_fill((c < limit) | (c == -torch.inf), -torch.inf).masked_fill(c > limit, torch.inf)
+    tied = torch.where(c == limit.masked_fill(limit == -torch.inf, torch.nan), finer, -torch.inf)
+    return tied.masked_fill(c > limit, torch.inf)
 
 
 # Checks

@@ -54,7 +54,7 @@ def _loop(real: Real) -> Any:
 def topk_indices(x: Tensor, k: int, begins: Tensor, ends: Tensor, skips: bool, fill: int, check: bool) -> Tensor:
     items, n = x.to(compute_dtype(x)).contiguous(), x.shape[-1]
     rows, begins, ends = items.numel() // n, begins.reshape(-1), ends.reshape(-1)
-    found = torch.empty(*x.shape[:-1], k, dtype=torch.int64)
+    found = x.new_empty((*x.shape[:-1], k), dtype=torch.int64)
     bounds = begins.data_ptr(), begins.stride(0), ends.data_ptr(), ends.stride(0)
     arguments = items.data_ptr(), k, bounds, found.data_ptr(), (skips, fill)
     if over_rows(_index_loop(items), rows, rows * n, n, *arguments) and check:
