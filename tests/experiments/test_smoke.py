@@ -27,6 +27,7 @@ PERCENT = (  # scores in [0, 100]
     "knn_as_published",
     "permutation",
     "pruning",
+    "recommender",
     "topk_loss",
 )
 NAMES = (*PERCENT, "horvitz_thompson", "polynomial_programming")

@@ -102,7 +102,8 @@ def topk_metric_loss(
 @of_rows(rows=("x", "relevance"), batch_first=True)
 def _has_relevance(x: Tensor, relevance: Tensor, reduction: str) -> Tensor:
     """1 for rows with a relevant item and 0 for others."""
-    return REDUCTIONS[reduction](((relevance > 0) & (x > -torch.inf)).any(-1).to(compute_dtype(x)))
+    highest = relevance.masked_fill(x == -torch.inf, 0).amax(-1)
+    return REDUCTIONS[reduction]((highest > 0).to(compute_dtype(x)))
 
 
 @of_rows(rows=("x", "relevance"), batch_first=True)
@@ -114,9 +115,15 @@ def _losses(
     check_scores(x, -1)
     check_softness("softness", softness, x, x.shape[:-1], advice="")  # the relaxation has another name for it
     check_positive_contents("softness", softness)
-    _check_relevance(relevance, x)
-    scores, is_item = x.to(compute_dtype(x)), x.detach() > -torch.inf
-    relevance = relevance.detach().to(scores.dtype).masked_fill(~is_item, 0)
+    check_like_scores("relevance", relevance, x)
+    if x.shape[-1] == 0:
+        raise ValueError(f"`x` must have at least one item to rank, but got shape {tuple(x.shape)}")
+    scores, is_padding = x.to(compute_dtype(x)), x.detach() == -torch.inf
+    relevance = relevance.detach().to(scores.dtype).masked_fill(is_padding, 0)
+    if looks_at_contents(relevance) and relevance.numel():
+        lowest, highest = (bound.item() for bound in relevance.aminmax())
+        if not 0 <= lowest <= highest < math.inf:
+            raise ValueError(f"`relevance` must be finite and at least 0, but ranges over [{lowest}, {highest}]")
     weights, sizes = _weights_and_sizes(metric, min(k, x.shape[-1]), x)
     weights, column = weights.to(scores.dtype), (-1, *(1,) * (x.dim() - 1))
     if isinstance(metric, str) and metric != "ndcg":
@@ -125,10 +132,10 @@ def _losses(
     else:
         gains = _relative_gains(relevance, gain)
         most = gains.topk(min(k, x.shape[-1])).values.cumsum(-1)[..., sizes - 1] @ weights
-    sizes = torch.minimum(sizes.view(column), is_item.sum(-1))
+    sizes = torch.minimum(sizes.view(column), x.shape[-1] - is_padding.sum(-1))
     masks = relaxation(scores.expand(len(sizes), *scores.shape), sizes, softness)
     total = (weights.view(column) * (masks * gains).sum(-1)).sum(0)
-    has_gain = gains.any(-1)  # false where no item is relevant; without that, 0 / 0 would have a gradient of NaN
+    has_gain = gains.amax(-1) > 0  # false where no item is relevant; without that, 0 / 0 would have a gradient of NaN
     return REDUCTIONS[reduction](torch.where(has_gain, (1 - total / torch.where(has_gain, most, 1)).clamp(min=0), 0))
 
 
@@ -181,13 +188,3 @@ def check_settings(k: Any, metric: Any, relaxation: Any, gain: Any, reduction: A
         if not (bool((falls >= 0).all()) and 0 < metric[0] < math.inf):
             raise ValueError(f"`metric` must be discounts >= 0 that do not increase, not all zero, but got {metric}")
     return size
-
-
-def _check_relevance(relevance: Any, x: Tensor) -> None:
-    check_like_scores("relevance", relevance, x)
-    if x.shape[-1] == 0:
-        raise ValueError(f"`x` must have at least one item to rank, but got shape {tuple(x.shape)}")
-    if looks_at_contents(relevance, x):
-        wrong = relevance[~((relevance >= 0) & (relevance < math.inf)) & (x > -torch.inf)]
-        if wrong.numel():
-            raise ValueError(f"`relevance` must be finite and at least 0, but contains {wrong[0].item()}")
