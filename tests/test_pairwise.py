@@ -44,4 +44,4 @@ def test_values_are_taken_equally_often():
 def test_nothing_to_pair():
     assert covering([]) == []
     assert covering(all_of(a=range(5))) == list(range(5))
-    assert covering([{"a": 1, "b": 2}]) == [0]
+    assert covering([{"a": 1, "b": 2}]) == covering([{}]) == [0]  # a test without parameters runs, too
