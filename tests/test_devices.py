@@ -32,7 +32,7 @@ from khot import (
     subset_vector,
 )
 from khot.kernels import backend
-from khot.nn import GatherTopK, topk_attention
+from khot.nn import GatherTopK, route, topk_attention
 from tests.elsewhere import DEVICE, Elsewhere, elsewhere, numbers, recording, there
 from tests.every_map import MAPS, quick_first
 from tests.inputs import normal
@@ -305,6 +305,9 @@ def test_losses_and_layers_of_several_tensors(on_device):
     check_gradients(knn_loss(query, keys, labels, key_labels, 2.5, 0.7), query, keys)
     for softness in (None, 0.3):
         check_gradients(topk_attention(query, keys, keys, 2, softness=softness), query, keys)
+    weights, experts = route(query, 2, scores="sigmoid", bias=torch.zeros(4, device=DEVICE), groups=(2, 1), eps=1e-20)
+    check(experts)
+    check_gradients(weights, query)
     values, indices = GatherTopK(2, softness=0.5)(query.sum(-1), query)
     check(indices)
     check_gradients(values, query)

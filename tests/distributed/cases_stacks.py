@@ -20,6 +20,7 @@ MODULES = [
     partial(BatchTopK, 1.5, softness=0.5, learn_softness=True, n=N, momentum=None),
     partial(JumpReLU, 0.1, learn_threshold=True, bandwidth=1.0),
     partial(TokenChoice, 2, softness=0.5, learn_softness=True, capacity=1.25),
+    partial(TokenChoice, 2, scores="sigmoid", bias=N),
 ]
 
 
@@ -33,7 +34,17 @@ def train(model, batches):
     for x in batches:
         optimizer.zero_grad()
         (model(x) - 1).square().mean().backward()
+        if isinstance(model, DistributedDataParallel):
+            update_bias(model.module[1], dist.group.WORLD)
+        else:
+            update_bias(model[1], None)
         optimizer.step()
+
+
+def update_bias(module, group):
+    if getattr(module, "bias", None) is not None:
+        module.update_bias(0.1, group=group)
+        assert module.bias.any()
 
 
 @case
