@@ -6,6 +6,7 @@ PHRASES = {
     "sigmoid_topk": "mask, top-k mask, temperature, softness, soft top-k, differentiable top-k, k-hot softmax, LML",
     "sparse_topk": "mask, sparse top-k mask, entmax, sparsemax, budget, projection onto capped simplex, exact zeros",
     "topk_mask": "mask, hard mask, hard top-k mask, k-hot, argtopk, one-hot of topk, select the k largest",
+    "topk_indices": "positions, indices of the k largest, argtopk, stable topk, indexer of sparse attention, nonzero",
     "lapsum_topk": "LapSum top-k mask, Laplace soft top-k",
     "straight_through_topk": "mask, hard top-k mask with gradient, straight-through, STE",
     "transport_topk": "optimal transport top-k mask, Sinkhorn, SOFT top-k operator",

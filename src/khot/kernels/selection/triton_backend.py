@@ -10,8 +10,8 @@ There are three ways to process a row, chosen by :func:`khot.kernels.gpu.plans.p
                 each program sums the counts of the previous launch, and the last counts give the ties before each part
 
 Layout: x, y (rows, n), unit last stride; k (rows,). With INDICES, y has positions (rows, width), filled up already, and
-bounds (rows, 2) are those of the part of each row; with SKIPS, ``-inf`` is never chosen. Keys are int32, for float64
-int64. NaN has a place in their order: every mask gets exactly k ones.
+bounds (rows, 2) are those of the part of each row. Keys are int32, for float64 int64. NaN has a place in their order:
+every mask gets exactly k ones. Keys up to FLOOR, such as that of ``-inf``, are never chosen.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -33,15 +33,16 @@ SELECT: Table = {
     torch.float64: ((256, 1), (1024, 4), (2048, 8), (4096, 16)),
 }
 SHORT, TOGETHER = 256, 512  # entries of rows that share a program, and of all rows in it
+EXCLUDED = {  # keys of -inf
+    torch.float64: -0x7FF0000000000000, torch.float32: -0x7F800000, torch.float16: -0x7C00, torch.bfloat16: -0x7F80,
+}  # fmt: skip
 BITS = {torch.float64: 64, torch.float32: 32, torch.float16: 16, torch.bfloat16: 16}
 
 
 @triton.jit
-def _load_keys(x_ptr, places, there, LOWEST: tl.constexpr, SKIPS: tl.constexpr):
+def _load_keys(x_ptr, places, there, LOWEST: tl.constexpr):
     """Numbers as integers of the same order, both zeros as 0; LOWEST, which is no number's key, outside the row."""
     x = tl.load(x_ptr + places, mask=there, other=0.0)
-    if SKIPS:
-        there &= x > float("-inf")
     if x.dtype == tl.float64:
         bits = x.to(tl.int64, bitcast=True)
     elif x.dtype == tl.float32:
@@ -69,12 +70,12 @@ def _count_three(key, a, b, c):
 
 
 @triton.jit
-def _count_span(x_ptr, begin, end, a, b, c, LOWEST: tl.constexpr, BLOCK: tl.constexpr, SKIPS: tl.constexpr):
+def _count_span(x_ptr, begin, end, a, b, c, LOWEST: tl.constexpr, BLOCK: tl.constexpr):
     """How many entries of a row, from ``begin`` to ``end``, are above three keys, each (1,)."""
     one, two, three = tl.zeros((1, BLOCK), tl.int32), tl.zeros((1, BLOCK), tl.int32), tl.zeros((1, BLOCK), tl.int32)
     for start in range(begin, end, BLOCK):
         cols = start + tl.arange(0, BLOCK)[None, :]
-        first, second, third = _count_three(_load_keys(x_ptr, cols, cols < end, LOWEST, SKIPS), a, b, c)
+        first, second, third = _count_three(_load_keys(x_ptr, cols, cols < end, LOWEST), a, b, c)
         one += first
         two += second
         three += third
@@ -113,9 +114,9 @@ def _chosen(key, high, rest, seen):
 def _store(y_ptr, cols, chosen, there, written, INDICES: tl.constexpr):
     """Stores a mask, or the positions after ``written`` earlier ones, and returns their new number."""
     if INDICES:
-        places = written[:, None] + tl.cumsum(chosen.to(tl.int32), 1) - 1
-        tl.store(y_ptr + places, tl.broadcast_to(cols, places.shape).to(tl.int64), mask=chosen)
-        written += tl.sum(chosen.to(tl.int32), 1)
+        places = tl.cumsum(chosen.to(tl.int32), 1)
+        tl.store(y_ptr + (written - 1)[:, None] + places, tl.broadcast_to(cols, places.shape), mask=chosen)
+        written += tl.max(places, 1)
     else:
         tl.store(y_ptr + cols, chosen.to(tl.float32).to(y_ptr.dtype.element_ty), mask=there)
     return written
@@ -124,20 +125,20 @@ def _store(y_ptr, cols, chosen, there, written, INDICES: tl.constexpr):
 @triton.jit
 def _mark_span(
     x_ptr, y_ptr, begin, end, high, rest, seen, written,
-    LOWEST: tl.constexpr, BLOCK: tl.constexpr, INDICES: tl.constexpr, SKIPS: tl.constexpr,
+    LOWEST: tl.constexpr, BLOCK: tl.constexpr, INDICES: tl.constexpr,
 ):  # fmt: skip
     for start in range(begin, end, BLOCK):
         cols = start + tl.arange(0, BLOCK)[None, :]
-        chosen, seen = _chosen(_load_keys(x_ptr, cols, cols < end, LOWEST, SKIPS), high, rest, seen)
+        chosen, seen = _chosen(_load_keys(x_ptr, cols, cols < end, LOWEST), high, rest, seen)
         written = _store(y_ptr, cols, chosen, cols < end, written, INDICES)
 
 
 @triton.jit
-def _part_of(bounds_ptr, row, there, begin, end, k, high, LOWEST: tl.constexpr):
+def _part_of(bounds_ptr, row, there, begin, end, k, high, FLOOR: tl.constexpr):
     """The part of rows inside [begin, end), each (ROWS,), and the first bracket: a short part is chosen whole."""
     first = tl.load(bounds_ptr + 2 * row, mask=there, other=0).to(tl.int32)
     last = tl.load(bounds_ptr + 2 * row + 1, mask=there, other=0).to(tl.int32)
-    high = tl.where(k >= last - first, LOWEST + 1, high)
+    high = tl.where(k >= last - first, FLOOR + 1, high)
     return tl.maximum(first, begin), tl.minimum(last, end), high
 
 
@@ -145,7 +146,7 @@ def _part_of(bounds_ptr, row, there, begin, end, k, high, LOWEST: tl.constexpr):
 def _topk_mask(
     x_ptr, y_ptr, k_ptr, bounds_ptr, stride_k, stride_x, width, rows, n,
     LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, INDICES: tl.constexpr,
-    SKIPS: tl.constexpr, ROWS: tl.constexpr, IN_REGISTERS: tl.constexpr,
+    FLOOR: tl.constexpr, ROWS: tl.constexpr, IN_REGISTERS: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows in registers, or one in tiles."""
     if ALIGNED:
@@ -154,31 +155,31 @@ def _topk_mask(
     row, cols = first + tl.arange(0, ROWS), tl.arange(0, BLOCK)[None, :]
     there = (row < rows)[:, None] & (cols < n)  # (ROWS, BLOCK)
     k = tl.load(k_ptr + row * stride_k, mask=row < rows, other=0).to(tl.int32)  # (ROWS,)
-    low, high = tl.full((ROWS,), LOWEST, KEY), tl.full((ROWS,), -(LOWEST + 1), KEY)
+    low, high = tl.full((ROWS,), FLOOR, KEY), tl.full((ROWS,), -(LOWEST + 1), KEY)
     above, seen, written = tl.zeros((ROWS,), tl.int32), tl.zeros((ROWS,), tl.int32), tl.zeros((ROWS,), tl.int32)
     begin, end = 0, n
     if INDICES:
-        begins, ends, high = _part_of(bounds_ptr, row, row < rows, 0, n, k, high, LOWEST)
+        begins, ends, high = _part_of(bounds_ptr, row, row < rows, 0, n, k, high, FLOOR)
         there &= (cols >= begins[:, None]) & (cols < ends[:, None])
         begin, end = tl.max(begins, 0), tl.max(ends, 0)  # of the only row, in tiles
     else:
         width = n
     if IN_REGISTERS:
-        key = _load_keys(x_ptr, row[:, None] * stride_x + cols, there, LOWEST, SKIPS)
+        key = _load_keys(x_ptr, row[:, None] * stride_x + cols, there, LOWEST)
     found = tl.min(_is_found(low, high, above, k).to(tl.int32), 0) > 0
     while ~found:
         a, b, c = _cuts(low, high)
         if IN_REGISTERS:
             over_a, over_b, over_c = tl.reduce(_count_three(key, a, b, c), 1, add3)
         else:
-            over_a, over_b, over_c = _count_span(x_ptr + first * stride_x, begin, end, a, b, c, LOWEST, BLOCK, SKIPS)
+            over_a, over_b, over_c = _count_span(x_ptr + first * stride_x, begin, end, a, b, c, LOWEST, BLOCK)
         low, high, above, found = _narrow(low, high, above, k, over_a, over_b, over_c)
     if IN_REGISTERS:
         chosen, seen = _chosen(key, high, k - above, seen)
         _store(y_ptr + row[:, None] * width, cols, chosen, there, written, INDICES)
     else:
         x_ptr, y_ptr = x_ptr + first * stride_x, y_ptr + first * width
-        _mark_span(x_ptr, y_ptr, begin, end, high, k - above, seen, written, LOWEST, BLOCK, INDICES, SKIPS)
+        _mark_span(x_ptr, y_ptr, begin, end, high, k - above, seen, written, LOWEST, BLOCK, INDICES)
 
 
 @triton.jit
@@ -208,7 +209,7 @@ def _store_three(pointer, one, two, three):
 def _topk_mask_count(
     x_ptr, state_ptr, counts_ptr, k_ptr, bounds_ptr, stride_k, stride_x, n, step, last, blocks,
     LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, INDICES: tl.constexpr,
-    SKIPS: tl.constexpr, PARTS: tl.constexpr,
+    FLOOR: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The bracket that the counts of the previous step leave, and counts of this program's part of the row in it.
 
@@ -219,11 +220,11 @@ def _topk_mask_count(
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     parts, rows = tl.num_programs(0), tl.num_programs(1)
     k = tl.load(k_ptr + row * stride_k + tl.arange(0, 1)).to(tl.int32)
-    low, high, above = tl.full((1,), LOWEST, KEY), tl.full((1,), -(LOWEST + 1), KEY), tl.zeros((1,), tl.int32)
+    low, high, above = tl.full((1,), FLOOR, KEY), tl.full((1,), -(LOWEST + 1), KEY), tl.zeros((1,), tl.int32)
     begin = part * blocks * BLOCK
     end = begin + tl.minimum(n - begin, blocks * BLOCK)
     if INDICES:
-        begins, ends, high = _part_of(bounds_ptr, row + tl.arange(0, 1), True, begin, end, k, high, LOWEST)
+        begins, ends, high = _part_of(bounds_ptr, row + tl.arange(0, 1), True, begin, end, k, high, FLOOR)
         begin, end = tl.max(begins, 0), tl.max(ends, 0)
     found = tl.max(_is_found(low, high, above, k).to(tl.int32), 0) > 0
     if step > 0:
@@ -237,7 +238,7 @@ def _topk_mask_count(
         a, b, c = _cuts(low, high)
         if step == last:
             a, b, c = high - 1, high, high
-        one, two, three = _count_span(x_ptr + row * stride_x, begin, end, a, b, c, LOWEST, BLOCK, SKIPS)
+        one, two, three = _count_span(x_ptr + row * stride_x, begin, end, a, b, c, LOWEST, BLOCK)
         _store_three(counts_ptr + 3 * ((step * rows + row) * parts + part), one, two, three)
 
 
@@ -245,7 +246,7 @@ def _topk_mask_count(
 def _topk_mask_mark(
     x_ptr, y_ptr, state_ptr, counts_ptr, k_ptr, bounds_ptr, stride_k, stride_x, width, n, last, blocks,
     LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, INDICES: tl.constexpr,
-    SKIPS: tl.constexpr, PARTS: tl.constexpr,
+    FLOOR: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The mask of this program's part of the row."""
     if ALIGNED:
@@ -261,12 +262,12 @@ def _topk_mask_mark(
     begin = part * blocks * BLOCK
     end = begin + tl.minimum(n - begin, blocks * BLOCK)
     if INDICES:
-        begins, ends, _ = _part_of(bounds_ptr, row + tl.arange(0, 1), True, begin, end, k, high, LOWEST)
+        begins, ends, _ = _part_of(bounds_ptr, row + tl.arange(0, 1), True, begin, end, k, high, FLOOR)
         begin, end = tl.max(begins, 0), tl.max(ends, 0)
     else:
         width = n
     x_ptr, y_ptr = x_ptr + row * stride_x, y_ptr + row * width
-    _mark_span(x_ptr, y_ptr, begin, end, high, k - above, seen, written, LOWEST, BLOCK, INDICES, SKIPS)
+    _mark_span(x_ptr, y_ptr, begin, end, high, k - above, seen, written, LOWEST, BLOCK, INDICES)
 
 
 def topk_mask(x: Tensor, k: Tensor, check: bool) -> Tensor:
@@ -295,7 +296,8 @@ def _select(x: Tensor, y: Tensor, k: Tensor, bounds: Tensor, indices: bool, skip
     how = plan(rows, n, arithmetic(x)[0], SELECT)
     strides = k.stride(0), x.stride(0)
     aligned = n % 16 == 0 and x.stride(0) % 16 == 0
-    constants = -(2 ** (bits - 1)), tl.int64 if bits == 64 else tl.int32, how.block, aligned, indices, skips
+    lowest, key = -(2 ** (bits - 1)), tl.int64 if bits == 64 else tl.int32
+    constants = lowest, key, how.block, aligned, indices, EXCLUDED[x.dtype] if skips else lowest
     with on_device(x):
         if how.splits == 1:
             together = TOGETHER // how.block if how.block <= SHORT else 1
