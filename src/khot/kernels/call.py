@@ -41,8 +41,10 @@ def call_of(*arguments: Any) -> Call:
     """The kind of a call with these arguments."""
     if torch.compiler.is_compiling():
         return Call(True, writes_onnx(), False, None)
-    plain = runs_unwatched() and not in_forward_mode() and all(map(has_memory, arguments))
-    call, shards = PLAIN if plain else WATCHED, shards_of_rows()
+    call, shards = PLAIN if runs_unwatched() else WATCHED, shards_of_rows()
+    for x in arguments:
+        if isinstance(x, Tensor) and not has_memory(x):
+            call = WATCHED
     return call if shards is None else call._replace(shards=shards)
 
 
@@ -60,7 +62,7 @@ def is_direct(*tensors: Tensor) -> bool:
 
 def runs_on_cpu(*tensors: Tensor) -> bool:
     """Whether a call runs eagerly, on data on a CPU, and at most forward mode is active."""
-    if torch.compiler.is_compiling() or not runs_unwatched():
+    if torch.compiler.is_compiling() or not runs_unwatched(forward_mode=True):
         return False
     return all(has_memory(x) and x.device.type == "cpu" for x in tensors)
 

@@ -10,9 +10,11 @@ and at the first call the import of torch's compiler.
 The first backend without a reason to refuse a call computes it; if all refuse, plain torch does. A backend refuses
 
 * if another one was requested by name;
-* if it does not support the device or the shape, see :mod:`khot.kernels.operators.platforms`;
+* if it does not support the device, see :mod:`khot.kernels.operators.platforms`, or there is nothing to compute;
 * if its ``takes`` gives a reason, such as a dtype that it has no loop for;
 * if something prevents it from running, such as a library that is not installed.
+
+What depends on the device alone is found out once. ``takes`` is asked at each call, as it may depend on the shape.
 
 At the level ``DEBUG`` the logger ``khot`` tells which backend computes a call, and these reasons. The module of a
 backend is imported at the first call that it computes.
@@ -32,7 +34,6 @@ Plain torch computes everything that the requested backend does not support.
 import functools
 import importlib
 import inspect
-import itertools
 import logging
 import math
 import os
@@ -47,9 +48,9 @@ from khot._torch_internals import eager_dispatcher, no_view
 
 from .call import Call, call_of
 from .operators.autograd import move_batch_first
-from .operators.platforms import PLATFORMS, lacks_triton, warn_without_triton
+from .operators.platforms import MAX_N, PLATFORMS, lacks_triton, warn_without_triton
 
-_log = logging.getLogger("khot")
+log = logging.getLogger("khot")
 
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # draws of more units get one program each only if there are this many of them
 
@@ -81,12 +82,19 @@ def backend(name: str) -> Iterator[None]:
         ...     sigmoid_topk(torch.zeros(4), 2)
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    global _wanted
-    previous, _wanted = _wanted, _checked(name, "`name`")
+    previous = _wanted
+    _request(_checked(name, "`name`"))
     try:
         yield
     finally:
-        _wanted = previous
+        _request(previous)
+
+
+def _request(name: str) -> None:
+    global _wanted
+    _wanted = name
+    for operation in _EVERY:
+        operation.known.clear()
 
 
 Takes = Callable[..., str | None]
@@ -110,32 +118,26 @@ class Backend(NamedTuple):
     load: Callable[[], Any]
     takes: Takes
 
-    def declines(self, *asked: Any) -> str | None:
-        """The reason why this backend should not compute a call, whether installed or not; None if it should."""
-        x, platform = asked[0], PLATFORMS[self.name]
-        if _wanted == "auto":
-            if x.device.type not in platform.devices:
-                return platform.elsewhere
-        elif self.name != _wanted:
-            return f"the requested backend is {_wanted}"
-        return platform.refuses(x) or self.takes(*asked)
-
-    def runs(self, device: torch.device) -> bool:
-        """Whether nothing prevents it from running; warns once if only Triton is missing or too old.
+    def on(self, device: torch.device) -> Any:
+        """Its code, imported; None if something prevents it from running, with a warning if only Triton is missing.
 
         Raises:
             RuntimeError: If the backend was requested and cannot run, and there are contents to compute with.
         """
         obstacle = PLATFORMS[self.name].obstacle(device)
-        if obstacle and self.name == _wanted and device.type != "meta":
+        if obstacle is None:
+            return self.load()
+        if self.name == _wanted and device.type != "meta":
             raise RuntimeError(f"backend {self.name!r} is forced, but {obstacle}")
-        if obstacle and self.name == "triton" and lacks_triton():
+        if self.name == "triton" and lacks_triton():
             warn_without_triton()
-        return obstacle is None
+        return None
 
 
 class Backends:
     """The ways to compute an operation, registered by name.
+
+    What there is to know about a device is found out once, and kept until another backend is requested.
 
     Args:
         package: The package of their modules.
@@ -146,6 +148,8 @@ class Backends:
     def __init__(self, package: str, attribute: str) -> None:
         self.package, self.attribute, self.registered = package, attribute, list[Backend]()
         self.name = attribute.lower()
+        self.known = dict[Any, Any]()  # by device the backends and their code; by what a call depends on, its code
+        _EVERY.append(self)
 
     def backend(self, name: str, *, module: str, takes: Takes = lambda *asked: None) -> None:
         """Registers a backend, after those that are already registered.
@@ -159,52 +163,87 @@ class Backends:
         load = functools.cache(lambda: getattr(importlib.import_module(module, self.package), self.attribute))
         self.registered.append(Backend(name, load, takes))
 
-    def choose(self, *asked: Any) -> Backend | None:
-        """The first backend that takes this call and runs here; None if none does.
+    def find(self, *asked: Any) -> Any:
+        """The code of the first backend that takes this call and runs here, imported; None if none does.
 
         Raises:
             RuntimeError: If the requested backend takes the call but cannot run here.
         """
-        found = None
-        for choice in self.registered:
-            if choice.declines(*asked) is None and choice.runs(asked[0].device):
-                found = choice
-                break
-        if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("%s", self._told(found, asked))
+        self.tell(*asked)
+        return self.look_up(*asked)
+
+    def look_up(self, *asked: Any) -> Any:
+        """:meth:`find` without a line in the log."""
+        for choice, code in self._offered(asked[0]):
+            if choice.takes(*asked) is None:
+                found = code()
+                if found is not None:
+                    return found
+        return None
+
+    def fuses(self, *asked: Any) -> bool:
+        """Whether a backend should compute this call; this does not test whether it is installed."""
+        return any(choice.takes(*asked) is None for choice, _ in self._offered(asked[0]))
+
+    def _offered(self, x: Tensor) -> tuple[tuple[Backend, Callable[[], Any]], ...]:
+        """The backends for this device, unless the shape is for none, each with a function that gives its code."""
+        if _unfit(x):
+            return ()
+        device = x.device
+        if device not in self.known:
+            self.known[device] = tuple(
+                (choice, functools.cache(functools.partial(choice.on, device)))
+                for choice in self.registered
+                if _elsewhere(choice.name, device) is None
+            )
+        found: tuple[tuple[Backend, Callable[[], Any]], ...] = self.known[device]
         return found
 
-    def _told(self, found: Backend | None, asked: tuple[Any, ...]) -> str:
-        """Which backend computes a call, and why not one that comes before it."""
-        told = f"{self.name} runs on {'torch' if found is None else found.name}"
-        for other in itertools.takewhile(lambda other: other is not found, self.registered):
-            told += (
-                f"; not on {other.name}: {other.declines(*asked) or PLATFORMS[other.name].obstacle(asked[0].device)}"
+    def tell(self, *asked: Any) -> None:
+        """Writes to the log which backend computes a call, and why not one that comes before it."""
+        if not log.isEnabledFor(logging.DEBUG):
+            return
+        x, told, by = asked[0], "", "torch"
+        for choice in self.registered:
+            reason = (
+                _elsewhere(choice.name, x.device)
+                or _unfit(x)
+                or choice.takes(*asked)
+                or PLATFORMS[choice.name].obstacle(x.device)
             )
-        return told
-
-    def find(self, *asked: Any) -> Any:
-        """The code that computes this call, imported; None if no registered backend does."""
-        choice = self.choose(*asked)
-        return None if choice is None else choice.load()
+            if reason is None:
+                by = choice.name
+                break
+            told += f"; not on {choice.name}: {reason}"
+        log.debug("%s runs on %s%s", self.name, by, told)
 
     def named(self, name: str) -> Any:
         """The code of the backend of this name, imported; None if it has none.
 
         For calls for which that backend has already been chosen by another operation.
         """
-        for choice in self.registered:
-            if choice.name == name:
-                return choice.load()
-        return None
+        return next((choice.load() for choice in self.registered if choice.name == name), None)
 
     def is_fused(self, *asked: Any) -> bool:
         """Whether a backend computes this call."""
-        return self.choose(*asked) is not None
+        return self.find(*asked) is not None
 
-    def fuses(self, *asked: Any) -> bool:
-        """Whether a backend should compute this call; this does not test whether it is installed."""
-        return any(choice.declines(*asked) is None for choice in self.registered)
+
+_EVERY = list[Backends]()
+
+
+def _unfit(x: Tensor) -> str | None:
+    """The reason why no backend computes calls on tensors ``(..., n)`` of this shape."""
+    if x.numel() == 0:
+        return "there is nothing to compute"
+    return "columns of a row are counted in 32 bits" if x.shape[-1] > MAX_N else None
+
+
+def _elsewhere(name: str, device: torch.device) -> str | None:
+    """The reason why calls on a device are not for this backend, by what was requested."""
+    if _wanted != "auto":
+        return None if name == _wanted else f"the requested backend is {_wanted}"
+    return None if device.type in PLATFORMS[name].devices else PLATFORMS[name].elsewhere
 
 
 class Operator(Backends):
@@ -246,14 +285,10 @@ class Operator(Backends):
 
     def within(self, call: Call, *args: Any) -> Any:
         """The results for these arguments, in a call of known kind."""
-        if call.is_plain:
-            return self.by(self.choose(*self.asks(*args)), *args)
-        return self._definition(*args)
-
-    def by(self, choice: Backend | None, *args: Any) -> Any:
-        """The results of a plain call, computed by the chosen backend; None means plain torch."""
+        if not call.is_plain:
+            return self._definition(*args)
         with torch.no_grad():
-            results = self._function(choice)(*args)
+            results = self.implementation(*args)(*args)
             if isinstance(results, Tensor):
                 return no_view(results)
             first = no_view(results[0])
@@ -265,12 +300,7 @@ class Operator(Backends):
         Raises:
             RuntimeError: If the requested backend takes the call but cannot run here.
         """
-        return self._function(self.choose(*self.asks(*args)))
-
-    def _function(self, choice: Backend | None) -> Callable[..., Any]:
-        if choice is None:
-            return self.plain
-        found: Callable[..., Any] = choice.load()
+        found: Callable[..., Any] = self.find(*self.asks(*args)) or self.plain
         return found
 
     def _batch_first(self, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:

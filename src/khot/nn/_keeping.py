@@ -66,8 +66,8 @@ def keep_largest(x: Tensor, k: Any, dim: int | tuple[int, ...], by: str, for_sof
     if not (call.is_plain and call.shards is None and is_whole and x.numel() > 0):
         return None
     rows = as_rows(x.detach(), dim)
-    choice = selection.keep_largest.choose(rows)
-    if choice is None:  # in plain torch the general way is faster
+    keep = selection.keep_largest.find(rows)
+    if keep is None:  # in plain torch the general way is faster
         return None
     batch = rows.shape[:-1]
     if isinstance(k, Tensor) and k.device != x.device:  # the general way says what is wrong
@@ -76,9 +76,7 @@ def keep_largest(x: Tensor, k: Any, dim: int | tuple[int, ...], by: str, for_sof
         sizes = torch.as_tensor(k, dtype=torch.int64, device=x.device).expand(batch)
     except RuntimeError:
         return None
-    values, mask, smallest = selection.keep_largest.by(
-        choice, rows, sizes, by == "magnitude", -math.inf if for_softmax else 0.0
-    )
+    values, mask, smallest = keep(rows, sizes, by == "magnitude", -math.inf if for_softmax else 0.0)
     if bool(smallest.isnan().any()):
         return None
     values, mask = as_axes(values, x, dim), as_axes(mask, x, dim)

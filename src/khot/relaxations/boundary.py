@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from khot._distributed.boundary import is_handed_over, of_rows, with_own_code
-from khot._host import is_moved_to_host
 from khot._validation import places, too_many
 from khot.kernels.call import Call, call_of
 
@@ -50,11 +49,9 @@ def with_call(
             if len(args) > most:
                 raise too_many(function.__name__, shown, len(args))
             kind = call_of(*args, *kwargs.values())
-            if kind.is_plain:
-                goes_elsewhere = needs_float64 and is_moved_to_host(args, kwargs)
-            else:
-                goes_elsewhere = kind.is_compiling or is_handed_over(args, kwargs, needs_float64)
-            return elsewhere(*args, **kwargs) if goes_elsewhere else function(kind, *args, **kwargs)
+            if kind.is_plain or not (kind.is_compiling or is_handed_over(args, kwargs, needs_float64)):
+                return function(kind, *args, **kwargs)
+            return elsewhere(*args, **kwargs)
 
         return publish(call)
 

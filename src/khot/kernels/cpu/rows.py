@@ -14,21 +14,28 @@ from .loops import inlined, per_row, specialised, summed
 
 
 def _rows_at(kind):
-    """``(address, rows, n)``: the contiguous numbers of a tensor as an array.
+    """``(given, rows, n)``: the contiguous numbers of an array, or at an address, as an array of this shape.
 
     It has no reference count, since views of rows would change that in memory that all threads share.
     """
 
     @intrinsic
-    def pointer(context, address):
+    def pointer(context, given):
         found = types.CPointer(kind)
-        return found(address), lambda c, builder, __, args: builder.inttoptr(args[0], c.get_value_type(found))
+
+        def generate(c, builder, signature, args):
+            if isinstance(given, types.Array):
+                data = c.make_array(given)(c, builder, args[0]).data
+                return builder.bitcast(data, c.get_value_type(found))
+            return builder.inttoptr(args[0], c.get_value_type(found))
+
+        return found(given), generate
 
     pointer_to: Any = pointer
 
     @inlined
-    def rows_at(address, rows, n):
-        return carray(pointer_to(address), (rows, n))
+    def rows_at(given, rows, n):
+        return carray(pointer_to(given), (rows, n))
 
     return rows_at
 
@@ -45,10 +52,9 @@ REALS_AT = {np.float32: _singles, np.float64: doubles_at}
 
 
 @inlined
-def of_row(number, r):
-    """The number of a row: an entry of the array at an address or, if that is 0, the one number for all rows."""
-    address, one = number
-    return one if address == 0 else doubles_at(address, 1, r + 1)[0, r]
+def of_row(numbers, r):
+    """The number of a row, in an array of one for each row or of a single one for all."""
+    return doubles_at(numbers, 1, r + 1)[0, r if numbers.size > 1 else 0]
 
 
 class Origin(NamedTuple):

@@ -7,8 +7,8 @@ computed by separate branches, because 1 - F(z) by subtraction has no digits lef
 
 import math
 from abc import ABC, abstractmethod
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -80,16 +80,25 @@ class Link(ABC):
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls.kernel, cls.link_id = cls.__dict__.get("kernel"), cls.__dict__.get("link_id")
+        cls.key = Link.key  # type: ignore[method-assign]  # a subclass of a link of the library is another link
         if cls.link_id is not None:
             _CLASSES[cls.link_id] = cls
+            cls.key = cls.link_id, cls.q  # type: ignore[method-assign, assignment]
 
     @property
     def key(self) -> tuple[int, float]:
         """By which operators refer to it: its number and its parameter, or for a user's own link its address here."""
-        if self.link_id is not None:
-            return self.link_id, self.q
         _OWN[id(self)] = self
         return id(self), 1.0
+
+    @cached_property
+    def numbers(self) -> tuple[float, float, float]:
+        """What fused loops get at run time: q, and centre and squared spread for the first guess."""
+        centre, spread = self.start(torch.device("cpu"))
+        return float(self.q), float(centre), float(spread)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "numbers"}
 
     @staticmethod
     def find(number: int, q: float) -> "Link":
@@ -194,7 +203,7 @@ _OWN: "WeakValueDictionary[int, Link]" = WeakValueDictionary()
 def _link_of_number(number: int, q: float) -> Link:
     link = object.__new__(_CLASSES[number])
     if q != link.q:
-        link.q = q
+        link.q, link.key = q, (number, q)  # type: ignore[misc]
     return link
 
 
@@ -209,10 +218,3 @@ class SymmetricLink(Link):
 
     def log_complement(self, z: Tensor) -> Tensor:
         return self.log_value(-z)
-
-
-@lru_cache(maxsize=256)
-def link_numbers(link: Link) -> tuple[float, float, float]:
-    """The numbers of a link that fused loops get at run time: q, and centre and squared spread for the first guess."""
-    centre, spread = link.start(torch.device("cpu"))
-    return float(link.q), float(centre), float(spread)

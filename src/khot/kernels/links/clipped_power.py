@@ -28,6 +28,8 @@ class ClippedPower(Link):
     def __init__(self, p: float) -> None:
         q = 1 / (p - 1)
         self.q = float(round(q)) if abs(q - round(q)) < 1e-12 * q else q  # p = 4/3 should give 3
+        if self.link_id is not None:
+            self.key = self.link_id, self.q  # type: ignore[misc]
 
     @property
     def condition(self) -> float:  # type: ignore[override]

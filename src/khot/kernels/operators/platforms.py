@@ -1,4 +1,4 @@
-"""Platforms of backends: libraries, devices and shapes, and the reasons why a backend cannot run somewhere."""
+"""Platforms of backends: libraries and devices, and the reasons why a backend cannot run somewhere."""
 
 import functools
 import importlib
@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
 OLDEST_TRITON = (3, 4)  # the first version in which a kernel can read attributes of a constant record
@@ -77,29 +76,17 @@ def _numba_obstacle(device: torch.device) -> str | None:
     return None
 
 
-def _not_empty(x: Tensor) -> str | None:
-    return None if x.numel() > 0 else "there is nothing to compute"
-
-
-def _counted_in_int32(x: Tensor) -> str | None:
-    if x.numel() > 0 and x.shape[-1] > MAX_N:
-        return "its kernels count the columns of a row in 32 bits"
-    return _not_empty(x)
-
-
 class Platform(NamedTuple):
-    """The devices and shapes on which backends of one kind run, and the reasons why they do not run on others.
+    """The devices on which backends of one kind run, and the reasons why they do not run on others.
 
     Attributes:
         devices: Device types on which they are chosen unless a backend is requested by name.
         elsewhere: The reason why they are not chosen on other devices.
-        refuses: The reason why they cannot work on a tensor ``(..., n)`` of this shape; None if they can.
         obstacle: The reason why they cannot run on a device; None if they can.
     """
 
     devices: tuple[str, ...]
     elsewhere: str
-    refuses: Callable[[Tensor], str | None]
     obstacle: Callable[[torch.device], str | None]
 
 
@@ -107,8 +94,7 @@ PLATFORMS = {
     "numba": Platform(
         ("cpu",) if HAS_NUMBA else (),
         "numba's loops run on a CPU" if HAS_NUMBA else f"numba is not installed: {INSTALL_NUMBA}",
-        _not_empty,
         _numba_obstacle,
     ),
-    "triton": Platform(("cuda",), "Triton's kernels run on CUDA and ROCm devices", _counted_in_int32, _triton_obstacle),
+    "triton": Platform(("cuda",), "Triton's kernels run on CUDA and ROCm devices", _triton_obstacle),
 }

@@ -18,6 +18,7 @@ The exact path, plain torch in float64, takes every row. The fast paths, numba o
 ordinary rows and leave the others to it.
 """
 
+import logging
 from typing import Any
 
 import torch
@@ -28,11 +29,11 @@ from khot._distributed.shards import Shards
 from ..exact.rows import in_rows_of, with_an_item
 from ..links.base import Link
 from ..links.logistic import LOGISTIC
-from ..registry import Backends, Operator
+from ..registry import Backends, Operator, log
 from . import exact
-from .kinds import KINDS, MASK, Kind
+from .kinds import KINDS, MASK, Kind, Recipe
 
-__all__ = ["mask", "mask_derivative", "plain", "solve_threshold", "threshold", "threshold_derivative"]
+__all__ = ["mask", "mask_derivative", "recipe", "solve_threshold", "threshold", "threshold_derivative"]
 
 
 STEEPEST = 256.0  # powers up to which loops compute; the rounding of their distances is magnified by so much
@@ -91,11 +92,23 @@ threshold_derivative = Operator(
 )
 threshold_derivative.backend("numba", module=".numba_backend", takes=_has_offset_loop)
 
-# The mask as a function of the scores only, for numbers k and scale, and its gradient, both at the least fixed cost;
-# the backend that was chosen for the mask may have them.
-plain = Backends(__name__, "PLAIN")
-plain.backend("triton", module=".triton_plain", takes=_has_kernels)
-plain.backend("numba", module=".numba_backend", takes=_has_loops)
+# The mask as a function of the scores only, for numbers k and scale, and its gradient, both at the least fixed cost.
+_recipes = Backends(__name__, "recipe")
+_recipes.name = mask.name
+_recipes.backend("triton", module=".triton_plain", takes=_has_kernels)
+_recipes.backend("numba", module=".numba_backend", takes=_has_loops)
+
+
+def recipe(x: Tensor, link: Link, kind: Kind) -> Recipe | None:
+    """How a plain call with these scores is computed, found once for each device, dtype, link and kind."""
+    asked = x.device, x.dtype, link.key, kind.name
+    if asked not in _recipes.known:
+        make = _recipes.look_up(x, link, kind)
+        _recipes.known[asked] = make and make(link, kind, x.dtype)
+    found: Recipe | None = _recipes.known[asked]
+    if found and log.isEnabledFor(logging.DEBUG):
+        _recipes.tell(x, link, kind)
+    return found
 
 
 def solve_threshold(

@@ -21,7 +21,7 @@ from ..exact.rows import Threshold, distances
 from ..links.base import Link
 
 SHRINK_STEPS, DIFFERENTIABLE_STEPS = 7, 3
-Solved = tuple[Tensor, Tensor, Tensor]  # y, anchors and offsets
+Solved = tuple[Tensor, Tensor]  # y, and anchors and offsets
 
 
 class Kind(NamedTuple):
@@ -61,17 +61,17 @@ class Kind(NamedTuple):
         return ratios(x, at, root_of(self.threshold(at, softness, link), link.q), softness)
 
 
-class Plain(NamedTuple):
+class Recipe(NamedTuple):
     """How a backend computes the map for numbers k and scale, and its gradient in x, at the least fixed cost.
 
     Attributes:
-        mask: ``(x, k, scale, link, kind)``: y in a floating dtype, anchors and offsets; None if contents are invalid,
+        mask: ``(x, k, scale)``: y like x, and the anchors and offsets ``(2, *batch)``; None if contents are invalid,
             and on a CPU unless all rows are ordinary.
-        gradient: ``(x, scale, anchor, offset, grad, link, kind)``: dL/dx, or None likewise.
+        gradient: ``(x, scale, thresholds, grad)``: dL/dx, or None likewise.
     """
 
-    mask: Callable[[Tensor, float, float, Link, Kind], Solved | None]
-    gradient: Callable[[Tensor, float, Tensor, Tensor, Tensor, Link, Kind], Tensor | None]
+    mask: Callable[[Tensor, float, float], Solved | None]
+    gradient: Callable[[Tensor, float, Tensor, Tensor], Tensor | None]
 
 
 KINDS = {

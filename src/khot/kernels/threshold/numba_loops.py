@@ -3,10 +3,10 @@
 A loop marks the rows that it leaves to the exact path: those with NaN, with numbers or a softness near the limits of
 the dtype, with contents that will raise an error, and those that the search of :mod:`.numba_root` does not solve.
 
-Its arguments are numbers and addresses of tensors; the address is 0 for results that are not wanted. Tuples group
-arguments that belong together: the scores and whether their absolute values count, as signed masks share the loops of
-masks; anchor and offset of the threshold; the results of a derivative; k or the softness, see
-:func:`khot.kernels.cpu.rows.of_row`; the law of the link, see :func:`khot.kernels.links.base.link_numbers`.
+Its arguments are numbers and flat arrays, empty ones for results that are not wanted. k and the softness are arrays
+of one number or of one for each row. Tuples group arguments that belong together: the scores and whether their
+absolute values count, as signed masks share the loops of masks; the anchors and the offsets of the thresholds; the
+results of a derivative; the law of the link, see :attr:`khot.kernels.links.base.Link.numbers`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -73,7 +73,7 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
 
     def mask(first, last, n, x, k, scale, y, threshold, left, law):
         absolute = x[1]
-        xs, ys = reals_at(x[0], last, n), reals_at(y, last, n if y != 0 else 0)
+        xs, ys = reals_at(x[0], last, n), reals_at(y, last, n if y.size else 0)
         anchors, offsets = doubles_at(threshold[0], 1, last)[0], doubles_at(threshold[1], 1, last)[0]
         is_left, known, count = bytes_at(left, 1, last)[0], NO_QUANTILES, 0
         buffer = np.empty(n + 2 * SAMPLE_SIZE, real)
@@ -97,7 +97,7 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
                 a = c = 0.0
             if not abs(real(c)) < np.inf:  # it overflows in the dtype in which z is computed
                 how = LOST
-            if how == FOUND and y != 0:
+            if how == FOUND and y.size:
                 fill(row, size, Place(a, c, s, law[0]), ys[r, :finite])
                 if finite < n:
                     scatter(xs[r], finite, ends, ys[r])
@@ -118,7 +118,7 @@ def _derivative(gradient: Compiled, kind: Kind, real: Real) -> Any:
         absolute, (grad_x, grad_k, grad_scale) = x[1], results
         xs, gs, grads = reals_at(x[0], last, n), reals_at(g, last, n), reals_at(grad_x, last, n)
         anchors, offsets = doubles_at(threshold[0], 1, last)[0], doubles_at(threshold[1], 1, last)[0]
-        count, is_left, with_k, with_scale = 0, bytes_at(left, 1, last)[0], grad_k != 0, grad_scale != 0
+        count, is_left, with_k, with_scale = 0, bytes_at(left, 1, last)[0], grad_k.size > 0, grad_scale.size > 0
         buffer = np.empty(2 * n + CHUNK if absolute else 0, real)
         items, pushes, roots = buffer[:n], buffer[n : 2 * n], buffer[2 * n :]
         for r in range(first, last):

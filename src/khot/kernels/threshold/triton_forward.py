@@ -29,7 +29,7 @@ from khot._torch_internals import is_recorded
 from ..gpu.launch import kind_of, launch
 from ..gpu.plans import is_split
 from ..gpu.tools import add4, in_shape, on_device, quotient, reciprocal, rows_of
-from ..links.base import Link, link_numbers
+from ..links.base import Link
 from ..links.base_triton import triton_link, value
 from . import exact
 from .triton_flagged import solve
@@ -243,30 +243,33 @@ def _split_step(
 
 
 def launch_forward(
-    x: Tensor, k: Tensor | float, scale: Tensor | float, link: Link, kind: str = "mask"
+    x: Tensor, k: Tensor | float, scale: Tensor | float, link: Link, kind: str = "mask", at: Tensor | None = None
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
     """y (or log y; None for the kind "threshold"), anchors, offsets, and flags.
 
     x is (..., n), k and scale are (...) or numbers. There is a flag for each row that the fast path has left to the
-    other one, and at the end one for invalid contents.
+    other one, and at the end one for invalid contents. Anchors and offsets are written into ``at``, if that is given.
     """
     items = rows_of(x)
     rows, n = items.shape
     y = None if kind == "threshold" else torch.empty((rows, n), dtype=x.dtype, device=x.device)
-    anchor, offset = (torch.empty(rows, dtype=torch.float64, device=x.device) for _ in range(2))
+    if at is None:
+        anchor, offset = (torch.empty(rows, dtype=torch.float64, device=x.device) for _ in range(2))
+    else:
+        anchor, offset = at.view(2, rows)
     flags = torch.empty(rows + 1, dtype=torch.int32, device=x.device)
     tile = tile_of(items, *(() if y is None else (y,)), double=link.is_steep)
     (first, k_number, stride_k), (second, scale_number, stride_scale) = (Argument.of(v, x.device) for v in (k, scale))
-    numbers, (q, *law) = ((first, second), k_number, scale_number, stride_k, stride_scale), link_numbers(link)
+    numbers, (q, *law) = ((first, second), k_number, scale_number, stride_k, stride_scale), link.numbers
     tail = rows, n, q, tuple(law)
-    at: tuple[Tensor, ...] = (anchor, offset, flags)
+    found: tuple[Tensor, ...] = (anchor, offset, flags)
     with on_device(x):
         if is_split(rows, n):
-            at = _launch_steps(items, at, numbers, link, tile)
+            found = _launch_steps(items, found, numbers, link, tile)
             tile, grid = replace(tile, stage="end"), (tile.splits(rows, n), rows, 1)
         else:
-            at, grid = (*at, flags, flags), (-(-rows // tile.rows), 1, 1)
-        arguments = (items, y, at, *numbers, items.stride(0), *tail)
+            found, grid = (*found, flags, flags), (-(-rows // tile.rows), 1, 1)
+        arguments = (items, y, found, *numbers, items.stride(0), *tail)
         piece, alike = triton_link(link), kind_of(arguments)
         for part, programs in ((tile, grid), (flagged_tile(items), (flagged_programs(rows), 1, 1))):
             launch(_mask_fwd, programs, arguments, (piece, kind, part), alike, **part.options)
@@ -278,7 +281,7 @@ def _launch_steps(
     x: Tensor, at: tuple[Tensor, ...], numbers: tuple[Any, ...], link: Link, tile: Tile
 ) -> tuple[Tensor, ...]:
     """``at`` with the numbers of each row and the sums of its chunks after each step."""
-    (rows, n), (q, *law) = x.shape, link_numbers(link)
+    (rows, n), (q, *law) = x.shape, link.numbers
     sample = x[:, :: n // SAMPLE].contiguous()
     state = torch.empty((STEPS.value, rows, STATE.value), dtype=tile.torch_dtype, device=x.device)
     sums = torch.empty((STEPS.value, rows, PARTS.value, SUMS.value), dtype=tile.torch_dtype, device=x.device)

@@ -1,0 +1,48 @@
+"""How many functions of khot a call passes through, and in how many files: what it costs before anything is computed.
+
+The counts are exact. A larger one is a fixed cost for every user, so it needs a reason; a smaller one is welcome.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import khot
+from khot.kernels.operators.platforms import HAS_NUMBA
+from khot.nn import TopK
+
+ROOT = str(Path(khot.__file__).parent)
+X = torch.randn(8, 20)
+LEAF = X.clone().requires_grad_()
+MODULE = TopK(5)
+
+
+CALLS = {
+    "mask": (lambda: khot.sigmoid_topk(X, 5), 13, 10),
+    "mask with a graph": (lambda: khot.sigmoid_topk(LEAF, 5), 15, 10),
+    "mask and gradient": (lambda: torch.autograd.grad(khot.sigmoid_topk(LEAF, 5), LEAF, X), 28, 10),
+    "exponent": (lambda: khot.sparse_topk(X, 5), 15, 11),
+    "hard mask": (lambda: khot.topk_mask(X, 5), 34, 13),
+    "module": (lambda: MODULE(X), 38, 16),
+}
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="plain torch passes through more functions")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_passes_through(name):
+    call, functions, files = CALLS[name]
+    call()
+    passed = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(ROOT):
+            passed.append((frame.f_code.co_filename.removeprefix(ROOT), frame.f_code.co_name))
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    assert (len(passed), len({file for file, _ in passed})) == (functions, files), passed
