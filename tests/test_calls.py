@@ -24,8 +24,8 @@ CALLS = {
     "mask with a graph": (lambda: khot.sigmoid_topk(LEAF, 5), 15, 10),
     "mask and gradient": (lambda: torch.autograd.grad(khot.sigmoid_topk(LEAF, 5), LEAF, X), 28, 10),
     "exponent": (lambda: khot.sparse_topk(X, 5), 15, 11),
-    "hard mask": (lambda: khot.topk_mask(X, 5), 34, 13),
-    "module": (lambda: MODULE(X), 38, 16),
+    "hard mask": (lambda: khot.topk_mask(X, 5), 35, 13),
+    "module": (lambda: MODULE(X), 36, 15),
 }
 
 

@@ -220,9 +220,11 @@ def has_memory(argument: Any) -> bool:
     kind = type(argument)
     if kind is not Tensor and kind is not Parameter:
         return not isinstance(argument, Tensor)
-    if functorch.maybe_get_level(argument) != -1 or argument.layout is not torch.strided:
+    if functorch.maybe_get_level(argument) != -1 or functorch.is_legacy_batchedtensor(argument):
         return False
-    return not (argument.is_nested or argument.is_meta or argument.is_mps or argument.is_neg())
+    return argument.layout is torch.strided and not (
+        argument.is_nested or argument.is_meta or argument.is_mps or argument.is_neg()
+    )
 
 
 # Tracers and dispatch modes

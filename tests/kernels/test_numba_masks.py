@@ -255,7 +255,7 @@ def test_results_do_not_depend_on_where_arrays_lie(dtype, log):
         for start, values in zip(starts, (x, cotangent), strict=False):
             memory[start : start + 13] = values
         of_x, of_cotangent, of_result = (memory.data_ptr() + start * size for start in starts)
-        place, results = (anchor.data_ptr(), offset.data_ptr()), (of_result, grad_k.data_ptr(), 0)
-        loop(0, 1, 13, (of_x, False), (0, 1.0), place, of_cotangent, results, left.data_ptr(), float(LOGISTIC.q))
+        place, results = (anchor.numpy(), offset.numpy()), (of_result, grad_k.numpy(), np.empty(0))
+        loop(0, 1, 13, (of_x, False), np.ones(1), place, of_cotangent, results, left.numpy(), float(LOGISTIC.q))
         found.append((memory[starts[2] : starts[2] + 13].tolist(), grad_k.item()))
     assert found[1:] == found[:1] * 4
