@@ -22,7 +22,7 @@ MODULE = TopK(5)
 CALLS = {
     "mask": (lambda: khot.sigmoid_topk(X, 5), 13, 10),
     "mask with a graph": (lambda: khot.sigmoid_topk(LEAF, 5), 15, 10),
-    "mask and gradient": (lambda: torch.autograd.grad(khot.sigmoid_topk(LEAF, 5), LEAF, X), 28, 10),
+    "mask and gradient": (lambda: torch.autograd.grad(khot.sigmoid_topk(LEAF, 5), LEAF, X), 27, 10),
     "exponent": (lambda: khot.sparse_topk(X, 5), 15, 11),
     "hard mask": (lambda: khot.topk_mask(X, 5), 35, 13),
     "module": (lambda: MODULE(X), 36, 15),

@@ -142,12 +142,12 @@ class ThresholdMap(NamedTuple):
             check_softness(self.softness, softness, x, batch, reads_layouts=layouts)
 
 
-def _is_usual(x: Tensor, k: Number, softness: Number) -> bool:
+def _is_usual(x: Any, k: Any, softness: Any) -> bool:
     """Whether scores are a tensor, and k and the softness numbers, with which nothing is wrong."""
     limits = SOFTNESS_LIMITS.get(x.dtype) if isinstance(x, Tensor) and x.numel() and x.dim() else None
     if limits is None or type(k) not in NUMBERS or type(softness) not in NUMBERS:
         return False
-    return 0 <= k <= x.shape[-1] and limits[0] <= softness <= limits[1]
+    return bool(0 <= k <= x.shape[-1] and limits[0] <= softness <= limits[1])
 
 
 def _computed_eagerly(method: Callable[..., Any], x: Tensor, k: float | Tensor, softness: float | Tensor) -> Any:
@@ -220,8 +220,8 @@ class _Solved(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        tensors, setting = move_batch_first(info.batch_size, in_dims, args[:3]), args[3]
-        found = solved(*tensors, setting._replace(checks=False), call_of(*tensors))
+        (x, k, s), setting = move_batch_first(info.batch_size, in_dims, args[:3]), args[3]
+        found = solved(x, k, s, setting._replace(checks=False), call_of(x, k, s))
         return found, (0 if setting.has_values else None, 1)
 
 
@@ -234,24 +234,26 @@ def _gradients(
     setting: Setting,
     call: Call,
     with_scale: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Any:
     """The gradient in x, k and s from those of the values and of the thresholds, of which one may be None."""
     again, shards = is_differentiated_again(call), setting.shards
     if again or (shards is not None and grad_at is not None):
         rows = _map_rows(x, s, at, setting)
         grad_x, grad_k, grad_s = derivative(rows, grad, None if grad_at is None else grad_at[1])
         return grad_x.to(x.dtype), grad_k, grad_s
-    options, found = (*setting.link.key, setting.kind.name), list[tuple[Tensor, Tensor, Tensor]]()
-    if grad is not None and shards is not None:
-        found.append(exact.mask_derivative_in_parts(x, s, at[0], at[1], grad, *options, with_scale, shards))
-    elif grad is not None:
-        found.append(threshold.mask_derivative.within(call, x, s, at[0], at[1], grad, *options, with_scale))
+    options = *setting.link.key, setting.kind.name
+    of_thresholds = None
     if grad_at is not None:
-        found.append(threshold.threshold_derivative.within(call, x, s, at[0], at[1], grad_at[1], *options))
-    if len(found) == 1:
-        return found[0]
-    grad_x, grad_k, grad_s = (a + b for a, b in zip(*found, strict=True))
-    return grad_x, grad_k, grad_s
+        of_thresholds = threshold.threshold_derivative.within(call, x, s, at[0], at[1], grad_at[1], *options)
+    if grad is None:
+        return of_thresholds
+    if shards is None:
+        found = threshold.mask_derivative.within(call, x, s, at[0], at[1], grad, *options, with_scale)
+    else:
+        found = exact.mask_derivative_in_parts(x, s, at[0], at[1], grad, *options, with_scale, shards)
+    if of_thresholds is None:
+        return found
+    return found[0] + of_thresholds[0], found[1] + of_thresholds[1], found[2] + of_thresholds[2]
 
 
 def _map_rows(x: Tensor, s: Tensor, at: Tensor, setting: Setting) -> MapRows:

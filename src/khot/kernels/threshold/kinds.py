@@ -12,7 +12,7 @@ magnitude is t z^q while it is pooled, 0 < z < 1. From its cap on, z >= 1, it no
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from ..exact.rows import Threshold, distances
 from ..links.base import Link
 
 SHRINK_STEPS, DIFFERENTIABLE_STEPS = 7, 3
-Solved = tuple[Tensor, Tensor]  # y, and anchors and offsets
+Solved = tuple[Tensor, Any]  # y, and anchors and offsets
 
 
 class Kind(NamedTuple):
@@ -65,13 +65,13 @@ class Recipe(NamedTuple):
     """How a backend computes the map for numbers k and scale, and its gradient in x, at the least fixed cost.
 
     Attributes:
-        mask: ``(x, k, scale)``: y like x, and the anchors and offsets ``(2, *batch)``; None if contents are invalid,
-            and on a CPU unless all rows are ordinary.
+        mask: ``(x, k, scale)``: y like x, and the anchors and offsets ``(2, *batch)``, an array or a tensor; None if
+            contents are invalid, and on a CPU unless all rows are ordinary.
         gradient: ``(x, scale, thresholds, grad)``: dL/dx, or None likewise.
     """
 
-    mask: Callable[[Tensor, float, float], Solved | None]
-    gradient: Callable[[Tensor, float, Tensor, Tensor], Tensor | None]
+    mask: Callable[[Tensor, Any, Any], Solved | None]
+    gradient: Callable[[Tensor, Any, Any, Tensor], Tensor | None]
 
 
 KINDS = {

@@ -92,8 +92,10 @@ def threshold_derivative(
     results = _array(grad_x), _array(grad_k), _array(grad_scale)
     arguments = _array(items), s, (a, c), g, results, _array(left), float(found.q)
     if over_rows(_loops(found, items, kind).threshold, rows, rows * n, n, *arguments):
-        some = (v[left] for v in given)
-        grad_x[left], grad_k[left], grad_scale[left] = exact.threshold_derivative(items[left], *some, link, q, kind)
+        rest = [v[left] for v in given]
+        grad_x[left], grad_k[left], grad_scale[left] = exact.threshold_derivative(
+            items[left], rest[0], rest[1], rest[2], rest[3], link, q, kind
+        )
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
 
 
@@ -133,10 +135,10 @@ def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
         if over_rows(loops.mask, rows, size, n, *inputs, *results, law):
             return None
         found = torch.from_numpy(y)
-        return (found if computed is dtype else found.to(dtype)), torch.from_numpy(at)
+        return (found if computed is dtype else found.to(dtype)), at
 
-    def gradient(x: Tensor, scale: float, at: Tensor, grad: Tensor) -> Tensor | None:
-        items, thresholds = _numbers(x, computed), _numbers(at, torch.float64).ravel()
+    def gradient(x: Tensor, scale: float, at: Any, grad: Tensor) -> Tensor | None:
+        items, thresholds = _numbers(x, computed), at.ravel()
         grad_x, n, size = np.empty(items.shape, real), items.shape[-1], items.size
         rows = size // n
         inputs = (items.ravel(), absolute), np.array((scale,), np.float64), (thresholds[:rows], thresholds[rows:])
