@@ -380,7 +380,8 @@ class TokenChoice(Masking):
 
         .. math:: b_e \leftarrow b_e + \text{rate} \cdot \mathrm{sign}\bigl({\textstyle\sum_j} n_j / E - n_e\bigr)
 
-        for the choices :math:`n_e` since the last update. Call it once for each step of the optimizer, before it.
+        for the choices :math:`n_e` since the last update. Call it once for each step of the optimizer, before it. In an
+        activation checkpoint, a compiled router counts its choices only with ``use_reentrant=False``.
 
         Args:
             rate: Size of the steps.
@@ -479,7 +480,8 @@ class TokenChoice(Masking):
         kept = keep_largest(logits, k, -1, self.by, for_softmax=is_simple) if is_hard and by_logits else None
         mask = kept.mask if kept else self._mask(logits, k, bias, groups, indices)
         if self.training:
-            self._remember(logits, mask if bias is None or indices is not None else self._mask(logits, k, None, groups))
+            is_own = bias is None or indices is not None
+            self._remember(logits, mask if is_own else self._mask(logits.detach(), k, None, groups))
             self._count(mask)
         if kept and is_simple and (k.all() if isinstance(k, Tensor) else k):
             weights = kept.values.softmax(-1)
@@ -528,7 +530,11 @@ class TokenChoice(Masking):
         if self.renormalize != "kept":
             weights = self._weighed(logits, mask, by_logarithm)
             return weights * _room(mask.detach(), weights.detach(), capacity)
-        scores = _log_probabilities(logits.detach()) if is_softmax else scores_of(logits.detach(), self.scores)
+        fixed = logits.detach()
+        if is_softmax:
+            scores = _log_probabilities(fixed)
+        else:  # named scores increase with the logits
+            scores = fixed if isinstance(self.scores, str) else scores_of(fixed, self.scores)
         room = _room(mask.detach(), scores, capacity)
         if is_softmax and self.eps == 0:  # full experts are excluded first, or else other shares could underflow
             logits = logits.masked_fill(room == 0, -torch.inf)
