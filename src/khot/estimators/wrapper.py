@@ -71,17 +71,17 @@ class DesignWrapper(KHotDistribution):
                     f"`log_prob` must have the shape of `design`, {tuple(design.shape())}, "
                     f"but has {tuple(log_prob.shape())}"
                 )
-        elif not _is_name(log_prob):
+        elif not (log_prob is None or _is_name(log_prob)):
             given: Any = log_prob
             got = described(given, SamplingDesign) if isinstance(given, type) else repr(given)
             raise TypeError(f"`log_prob` must be None, a SamplingDesign or 'none', but got {got}")
+        if validate_args is None:
+            validate_args = design._validate_args
         check_flag("validate_args", validate_args, optional=True)
         self.design = design
         # The law whose `log_prob` scores a draw; None for a score of 0.
         self.scorer = None if isinstance(log_prob, str) else log_prob or design
         self._provenance = design._provenance.union(() if self.scorer is None else self.scorer._provenance)
-        if validate_args is None:
-            validate_args = design._validate_args
         super().__init__(design.batch_shape, design.event_shape, validate_args=validate_args)
         if self._validate_args and isinstance(log_prob, SamplingDesign) and log_prob is not design:
             _check_scorer(design, log_prob)
@@ -114,8 +114,8 @@ class DesignWrapper(KHotDistribution):
             self if design is self.design else self._with(design=design, scorer=self.scorer and unrounded(self.scorer))
         )
 
-    def _fits(self) -> bool:
-        return True  # the designs were checked when they were made
+    def _validate_parameters(self) -> None:
+        """Checks nothing: the designs were checked when they were made."""
 
     @property
     def _support(self) -> constraints.Constraint:
@@ -165,7 +165,7 @@ class DesignWrapper(KHotDistribution):
 
 
 def _is_name(log_prob: Any) -> bool:
-    return log_prob is None or (isinstance(log_prob, str) and log_prob == "none")
+    return isinstance(log_prob, str) and log_prob == "none"
 
 
 def _check_scorer(design: SamplingDesign, scorer: SamplingDesign) -> None:
