@@ -20,17 +20,16 @@ from .exact import check_ranked
 __all__ = ["bounds_of", "check_ranked", "keep_largest", "topk_indices", "topk_mask"]
 
 
+_NARROW = only_if(lambda x, *_: x.shape[-1] <= MAX_N, "its loops count the columns of a row in 32 bits")
+
+
 def _like(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 topk_mask = Operator("topk_mask", exact.topk_mask, fake=_like)
 topk_mask.backend("triton", module=".triton_backend")
-topk_mask.backend(
-    "numba",
-    module=".numba_backend",
-    takes=only_if(lambda x, *_: x.shape[-1] <= MAX_N, "its loops count the columns of a row in 32 bits"),
-)
+topk_mask.backend("numba", module=".numba_backend", takes=_NARROW)
 
 
 def _indices_like(x: Tensor, k: int, *_: object) -> Tensor:
@@ -39,11 +38,7 @@ def _indices_like(x: Tensor, k: int, *_: object) -> Tensor:
 
 topk_indices = Operator("topk_indices", exact.topk_indices, fake=_indices_like)
 topk_indices.backend("triton", module=".triton_backend")
-topk_indices.backend(
-    "numba",
-    module=".numba_backend",
-    takes=only_if(lambda x, *_: x.shape[-1] <= MAX_N, "its loops count the columns of a row in 32 bits"),
-)
+topk_indices.backend("numba", module=".numba_backend", takes=_NARROW)
 
 
 def bounds_of(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,8 +52,4 @@ def _kept_like(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
 
 
 keep_largest = Operator("keep_largest", exact.keep_largest, fake=_kept_like)
-keep_largest.backend(
-    "numba",
-    module=".numba_backend",
-    takes=only_if(lambda x, *_: x.shape[-1] <= MAX_N, "its loops count the columns of a row in 32 bits"),
-)
+keep_largest.backend("numba", module=".numba_backend", takes=_NARROW)
