@@ -255,6 +255,24 @@ def test_loops_and_torch_agree(noise, depth):
 
 
 @every_noise
+def test_accuracy_where_the_integrals_end(noise, cpu_backend):
+    """Nothing of an integral is left out where few units are drawn, or almost all, or where positions are far apart."""
+    if cpu_backend == "torch":
+        pytest.skip("this is the reference")
+    for n, k, scale in [(1000, 500, 50.0), (40, 3, 5.0), (100, 99, 0.3), (100, 10, 20.0), (2, 1, 10.0)]:
+        theta = random_positions(1, n, scale=scale).clamp(-140, 140).requires_grad_()
+        vector = random_positions(n)
+        expected = kernel._inclusion_in_torch(noise, theta, k)
+        (gradient,) = torch.autograd.grad((expected * vector).sum(), theta)
+        for depth in (SINGLE, EXACT):
+            found = kernel.inclusion_probabilities(noise, theta, k, depth)
+            tolerance = math.exp(-depth) + 1e-12
+            torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+            (slope,) = torch.autograd.grad((found * vector).sum(), theta)
+            torch.testing.assert_close(slope, gradient, rtol=0, atol=tolerance)
+
+
+@every_noise
 @pytest.mark.parametrize("mask", [-100.0, -1e3, -1e9, -1e30])
 def test_masked_rows_stay_in_the_loops(noise, mask, cpu_backend, monkeypatch):
     """Units that are masked by a large number, and others that are certain, cost no more than infinite positions."""

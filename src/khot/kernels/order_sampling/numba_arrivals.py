@@ -12,9 +12,7 @@ Probabilities of N with some units left out are sums over its characteristic fun
 
 The means are exact except for counts that differ from k by M or more, and points of large angle are negligible:
 :math:`|\prod \varphi_i| \le \exp(-2 v \sin^2(\text{angle} / 2))` with v the variance of N. The k-th unit arrives while
-about k are expected to have arrived. The integrals end where bounds on P(N = k) are e^-depth: with m the mean of N and
-d = |m - k|, those of Bernstein, :math:`e^{-d^2 / (2 v + 2 d / 3)}`, and of Chernoff, for the units that have arrived
-and for those that have not.
+about k are expected to have arrived. The integrals end where Chernoff's bound of P(N = k) is e^-depth.
 
 Logistic noise has a faster method, :mod:`.numba_same_design`, which needs the characteristic function only once.
 """
@@ -27,15 +25,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..cpu.loops import inlined, inlined_sum
-from ..cpu.maths import EXP
+from ..cpu.maths import EXP, LOG
 from .numba_plane import multiply, plane_of, turn
-from .numba_range import BLOCK, GRID, MOST_NODES, range_of
+from .numba_range import BLOCK, MOST_NODES, ROOM
 
 Array = np.ndarray[Any, Any]
 
 exp = EXP[np.float64]
+log = LOG[np.float64]
 MOST_ANGLES = 128
-CERTAIN = 1e-18  # probability to be missing that changes no result: no more than k of these units can have arrived
+TRIALS = 60  # most steps of a search, which takes 3 to 12
+LONGEST, ACCURACY, RESOLUTION = 2.0, 1e-3, 1e-20  # of steps and positions, and of the square of a mean
+NEAR = 4  # times on each side of the peak at which the curvature is computed
 SLACK = 3.0  # in addition to the depth, for P(N = k) itself
 TINY = 1e-300
 
@@ -67,47 +68,97 @@ class Row(NamedTuple):
     of_nodes: Array
 
 
+class _Tilted(NamedTuple):
+    """Sums over the units at a time, for the law of N weighted by z^N."""
+
+    mean: float
+    rest: float  # the mean of n - N
+    variance: float
+    log_sum: float  # log E z^N
+    slope: float  # its derivative in the time
+    rate: float  # the sum of the f
+
+
 def _range_of(noise):
-    """The search for the range of the integral, by a bound of P(N = k)."""
+    """The search for the range of the integral, which ends where Chernoff's bound of P(N = k) is e^-depth.
+
+    The bound is :math:`z^{-k} E z^N` for any z > 0, and least if the mean of the weighted law is k. A z is given by the
+    position of a unit that has even chances under these weights, for that changes little from one time to another.
+    """
     law = noise.law
 
-    @inlined_sum  # which also tells the compiler that no arrays overlap
-    def add(w, up, mean, variance, rate, certain):
-        for i in range(up.shape[0]):
-            at = law(w * up[i])
-            mean[i] += at.came
-            variance[i] += at.came * at.missing
-            rate[i] += at.rate
-            certain[i] += at.missing < CERTAIN
+    @inlined_sum
+    def tilted(weight, up, z):
+        mean = rest = variance = log_sum = slope = rate = 0.0
+        for i in range(weight.shape[0]):
+            at = law(weight[i] * up)
+            both = at.missing + at.came * z
+            came, missing = at.came * z / both, at.missing / both
+            mean += came
+            rest += missing
+            variance += came * missing
+            log_sum += log(both)
+            slope += at.rate * (z - 1.0) / both
+            rate += at.rate
+        return _Tilted(mean, rest, variance, log_sum, slope, rate)
 
     @inlined
-    def bound(row, points, values):
-        n, k, mean, variance = float(row.weight.shape[0]), float(row.k), row.of_nodes[0], row.of_nodes[1]
-        up, rate, certain = row.of_nodes[2, : points.shape[0]], row.of_nodes[3], row.of_nodes[4]
-        for i in range(points.shape[0]):
-            up[i], mean[i], variance[i], rate[i], certain[i] = exp(points[i]), 0.0, 0.0, 0.0, 0.0
-        for j in range(row.weight.shape[0]):
-            add(row.weight[j], up, mean, variance, rate, certain)
-        for i in range(points.shape[0]):
-            came = max(mean[i], TINY)
-            away, rest = abs(came - k), max(n - came, TINY)
-            bernstein = away * away / (2.0 * variance[i] + away / 1.5 + TINY)
-            ones = k * math.log(k / came) - k + came
-            zeros = (n - k) * math.log((n - k) / rest) - (n - k) + rest
-            values[i] = -max(bernstein, ones, zeros) if certain[i] <= k else -np.inf
-
-    find_range = range_of(bound)
+    def bound(row, time, even):
+        """The logarithm of the bound, its derivative in the time, and the position of a unit with even chances."""
+        n, k, lowest, highest = row.weight.shape[0], row.k, -ROOM - time, math.log(ROOM) - time
+        even = min(max(even, lowest), highest)
+        for _ in range(TRIALS):
+            unit = law(exp(time + even))
+            z = unit.missing / unit.came
+            at = tilted(row.weight, exp(time), z)
+            if _is_near(at, k) or highest - lowest < ACCURACY:
+                break
+            lowest, highest = (even, highest) if at.mean > k else (lowest, even)
+            # Newton's step for the logarithm of mean / rest, which is nearly linear in the log-odds of units.
+            excess = log(at.mean / k + TINY) - log(at.rest / (n - k) + TINY)
+            step = excess * at.mean * at.rest / (n * at.variance) * (unit.came * unit.missing / unit.rate)
+            even += min(max(step, -LONGEST), LONGEST)
+            if not lowest < even < highest:
+                even = 0.5 * (lowest + highest)
+        return at.log_sum - k * log(z), at.slope, even
 
     @inlined
-    def with_curvature(row, low, high, depth, points, values):
-        low, high, _, peak = find_range(row, low, high, depth, points, values)
-        curvature, variance, rate = 0.0, row.of_nodes[1], row.of_nodes[3]
-        for i in range(GRID):  # of a normal density with the moments of N, near the peak; the bound itself has kinks
-            if values[i] > depth / 2:
-                curvature = max(curvature, rate[i] * rate[i] / max(variance[i], TINY))
+    def end(row, inside, outside, time, depth):
+        """The time between two others, starting from a third, where the bound is less than e^-depth by a factor e."""
+        even, is_last = -inside, outside > inside
+        for _ in range(TRIALS):
+            value, slope, even = bound(row, time, even)
+            inside, outside = (time, outside) if value > -depth else (inside, time)
+            if 0 <= -depth - value < 1:
+                break
+            step = (-depth - 0.5 - value) / slope
+            time += math.log(max(1.0 + step, 0.1)) if is_last else step  # in the end, the bound is linear in e^time
+            if not (inside - time) * (time - outside) > 0:
+                time = 0.5 * (inside + outside)
+        return outside
+
+    @inlined
+    def find_range(row, low, high, depth, points, values):
+        first, last, curvature = low, high, 0.0
+        for _ in range(TRIALS):
+            peak = 0.5 * (first + last)
+            at = tilted(row.weight, exp(peak), 1.0)
+            if _is_near(at, row.k):
+                break
+            first, last = (peak, last) if at.mean < row.k else (first, peak)
+        low, high = end(row, peak, low, peak - 1.0, depth), end(row, peak, high, peak + 1.0, depth)
+        for i in range(-NEAR, NEAR + 1):  # of a normal density with the moments of N
+            at = tilted(row.weight, exp(peak + (high - peak if i > 0 else peak - low) * (0.5 * i / NEAR)), 1.0)
+            curvature = max(curvature, at.rate * at.rate / max(at.variance, TINY))
         return low, high, curvature, peak
 
-    return with_curvature
+    return find_range
+
+
+@inlined
+def _is_near(at, k):
+    """Whether a mean is so near k that the bound is off by less than 0.05, and the peak by 0.3 deviations."""
+    return (at.mean - k) ** 2 <= 0.1 * at.variance + RESOLUTION
 
 
 @inlined
