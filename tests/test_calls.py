@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import khot
+from khot import ConditionalPoisson, GumbelTopK
 from khot.kernels.operators.platforms import HAS_NUMBA
 from khot.nn import TopK
 
@@ -17,6 +18,7 @@ ROOT = str(Path(khot.__file__).parent)
 X = torch.randn(8, 20)
 LEAF = X.clone().requires_grad_()
 MODULE = TopK(5)
+DESIGN = GumbelTopK(logits=X, k=5)
 
 
 CALLS = {
@@ -26,6 +28,8 @@ CALLS = {
     "exponent": (lambda: khot.sparse_topk(X, 5), 15, 11),
     "hard mask": (lambda: khot.topk_mask(X, 5), 35, 13),
     "module": (lambda: MODULE(X), 36, 15),
+    "constructor of a design": (lambda: ConditionalPoisson(logits=X, k=5), 18, 8),
+    "draw of a design": (lambda: DESIGN.sample(), 32, 12),
 }
 
 
