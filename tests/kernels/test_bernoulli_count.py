@@ -1,9 +1,10 @@
-"""Recursions over the units where they are cut: windows of counts, blocks of long rows, rows that have no answer."""
+"""The law of units given their count in loops: tables and nodes against the tree, and rows that have no answer."""
 
 import math
 
 import pytest
 import torch
+from scipy.stats import chi2
 from torch.distributions import kl_divergence
 
 from khot import ConditionalPoisson, StraightThrough
@@ -15,7 +16,8 @@ from khot.kernels.count import (
     marked_count,
     marked_count_draw,
 )
-from khot.laws import conditional_poisson, sampford
+from khot.laws import conditional_poisson, sampford, unit_by_unit
+from khot.laws.size_range import SizeRange
 from khot.relaxations import sigmoid_topk
 from tests.inputs import normal
 
@@ -49,12 +51,12 @@ def in_both(function, logits, weight):
 @pytest.mark.parametrize(
     ("n", "k", "spread"),
     [
-        (100, 3, 1), (33, 16, 9), (63, 30, 0.5), (3000, 8, 2),  # nodes
-        (64, 32, 0.3), (700, 690, 3), (700, 350, 1), (700, 350, 40), (2500, 40, 1), (10000, 5000, 0.01),  # and series
-        (20, 10, 100), (700, 350, 2000), (1500, 4, 90),  # recursions, as there is no variance
+        (100, 3, 1), (33, 16, 9), (700, 690, 3), (20, 10, 100), (1500, 4, 90), (9, 4, 2000),  # tables
+        (3000, 8, 2), (700, 350, 1), (700, 350, 40), (2500, 40, 1), (10000, 5000, 0.01),  # nodes and series
+        (700, 350, 2000), (40, 20, 1e4),  # rows that loops leave to the tree
     ],
 )  # fmt: skip
-def test_windows_and_blocks_and_nodes_leave_nothing_out(law, n, k, spread):
+def test_tables_and_nodes_leave_nothing_out(law, n, k, spread):
     logits, weight = spread * normal(2, n), normal(2, n, seed=1)
     for found, expected in in_both(lambda x: law(x, k), logits, weight):
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
@@ -64,8 +66,8 @@ def test_windows_and_blocks_and_nodes_leave_nothing_out(law, n, k, spread):
 def test_any_scale_and_ties(scale):
     logits = scale * torch.tensor([[1.0, 1, 1, 0.5, 0, 0, 0, -1, -1], [3.0, 2, 1, 0, -1, -2, -3, -4, -5]]).double()
     for k in range(10):
-        tilt, log_count, complement, inclusion = bernoulli_count(logits, torch.tensor([k, k]))
-        assert tilt.isfinite().all() and log_count.isfinite().all()
+        _, log_total, complement, inclusion = bernoulli_count(logits, *2 * [torch.tensor([k, k])])
+        assert log_total.isfinite().all()
         torch.testing.assert_close(inclusion.sum(-1), torch.full((2,), float(k)).double(), rtol=1e-12, atol=1e-12)
         assert (complement + inclusion - 1).abs().max() < 1e-15
         tied = inclusion[0, :3]
@@ -76,12 +78,12 @@ def test_rows_without_an_answer_are_nan_and_others_are_not():
     logits = normal(5, 6)
     logits[0, 2], logits[1, :3], logits[2, :4] = torch.nan, torch.inf, -torch.inf
     k = torch.tensor([3, 2, 3, 7, 3])
-    tilt, *rest = bernoulli_count(logits, k)
-    for result in rest:
+    tilt, *rest = bernoulli_count(logits, k, k)
+    for result in (tilt, *rest):
         assert result[:4].isnan().all() and not result[4].isnan().any()
-    gradient = bernoulli_count_derivative(logits, k, tilt, normal(5, 6, seed=1))
+    gradient = bernoulli_count_derivative(logits, k, k, tilt, *rest[1:], normal(5, 6, seed=1))
     assert gradient[:4].isnan().all() and not gradient[4].isnan().any()
-    draws = bernoulli_count_draw(logits, k, SEED, 7, torch.float64)
+    draws = bernoulli_count_draw(logits, k, k, SEED, 7, torch.float64)
     assert (draws[:, :4] == 0).all() and (draws[:, 4].sum(-1) == 3).all()
     probs = torch.full((2, 4), 0.5).double()
     probs[0, 1] = torch.nan
@@ -90,15 +92,6 @@ def test_rows_without_an_answer_are_nan_and_others_are_not():
     assert (
         marked_count_draw(probs, torch.tensor([2, 2]), SEED, 3, torch.float64).sum(-1) == torch.tensor([0, 2])
     ).all()
-
-
-def test_a_tilt_under_which_k_is_unlikely_gets_whole_windows():
-    logits, k, weight = normal(2, 300), torch.tensor([20, 250]), normal(2, 300, seed=1)
-    tilt = bernoulli_count(logits, k)[0]
-    expected = bernoulli_count_derivative(logits, k, tilt, weight)
-    far = tilt + torch.tensor([[0.0, 2.0], [0.0, -2.0]])
-    found = bernoulli_count_derivative(logits, k, far, weight)
-    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-14)
 
 
 def test_log_prob_of_values_between_far_units():
@@ -113,7 +106,7 @@ def test_parts_of_draws_are_parts_of_the_whole(n, draws):
     """The random numbers of a draw depend only on its position, not on the number of rows, draws or threads."""
     logits, k = normal(4, n), torch.tensor([1, n // 2, n - 1, n // 3])
     probs = sigmoid_topk(logits, k)
-    for operator, parameters in ((bernoulli_count_draw, (logits, k)), (marked_count_draw, (probs, k))):
+    for operator, parameters in ((bernoulli_count_draw, (logits, k, k)), (marked_count_draw, (probs, k))):
         whole = operator(*parameters, SEED, draws, torch.float64)
         assert (whole.sum(-1) == k).all()
         for some, rows in ((2, 4), (draws, 1), (60, 3)):
@@ -171,7 +164,7 @@ def test_many_cotangents_at_once():
 def test_long_odds_keep_their_digits():
     """Inclusion probabilities of 1e-200 and their complements, against their closed form for one of n."""
     logits = torch.tensor([[0.0, -460.0, -230.0]]).double()
-    *_, complement, inclusion = bernoulli_count(logits, torch.tensor([1]))
+    *_, complement, inclusion = bernoulli_count(logits, *2 * [torch.tensor([1])])
     total = 1 + math.exp(-460) + math.exp(-230)
     expected = torch.tensor([[1.0, math.exp(-460), math.exp(-230)]], dtype=torch.float64) / total
     torch.testing.assert_close(inclusion, expected, rtol=1e-13, atol=0)
@@ -203,12 +196,12 @@ def test_a_step_has_one_derivative_of_inclusion_probabilities(rows_of):
     weight = normal(4, 9, seed=1).float()
     loss = (weight * estimator.rsample()).sum() + kl_divergence(estimator, prior).sum() - estimator.entropy().sum()
     found = torch.autograd.grad(loss, theta)[0]
-    assert rows_of(numba_backend._derivative_rows) == [4]
+    assert rows_of(numba_backend._derivative_blocks) == [1]
 
     design = ConditionalPoisson(logits=theta, k=3)
     alone = [(weight * design.mean).sum(), -2 * ConditionalPoisson(logits=theta, k=3).entropy().sum()]
     expected = sum(torch.autograd.grad(part, theta)[0] for part in alone)
-    assert rows_of(numba_backend._derivative_rows) == [4, 4]
+    assert rows_of(numba_backend._derivative_blocks) == [1, 1]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -234,15 +227,9 @@ def test_a_mean_that_no_longer_holds_is_not_shared():
         design.mean.zero_()
     torch.testing.assert_close(design.entropy(), expected, rtol=1e-14, atol=0)
 
-    design = ConditionalPoisson(logits=theta, k=3)
-    old = design.mean.sum()
+    old = conditional_poisson.inclusion_probabilities(theta, 3).sum()
     with torch.no_grad():
         theta.mul_(2)
-    fresh = conditional_poisson.entropy(theta, 3)
-    entropy = design.entropy()
-    torch.testing.assert_close(entropy, fresh, rtol=1e-14, atol=0)
-    gradients = [torch.autograd.grad(x.sum(), theta)[0] for x in (entropy, fresh)]
-    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-14)
     with pytest.raises(RuntimeError, match="`logits` have been modified in place"):
         old.backward()
 
@@ -280,13 +267,13 @@ def test_rows_that_an_expansion_repeats_are_solved_once(rows_of):
         return design.mean, design.entropy(), design.log_prob(value)
 
     expected = results(ConditionalPoisson(logits=whole.contiguous(), k=2))
-    assert rows_of(numba_backend._solve_rows) == [24]
+    assert rows_of(numba_backend._law_blocks) == [3]
     by_plates = ConditionalPoisson(logits=rows, k=2).expand((2, 3, 4))
     by_size = ConditionalPoisson(logits=whole, k=torch.tensor(2))
     by_sizes = ConditionalPoisson(logits=whole, k=torch.full((3, 4), 2))
-    for design, solved in ((by_plates, 3), (by_size, 3), (by_sizes, 12)):
+    for design, solved in ((by_plates, 1), (by_size, 1), (by_sizes, 2)):
         assert all(map(torch.equal, results(design), expected))
-        assert rows_of(numba_backend._solve_rows) == [solved]
+        assert rows_of(numba_backend._law_blocks) == [solved]
 
     probs = sigmoid_topk(rows, 2).expand(2, 3, 4, 5)
     expected = sampford.log_prob(probs.contiguous(), 2, value)
@@ -308,13 +295,62 @@ def test_gradients_of_rows_that_an_expansion_repeats():
     torch.testing.assert_close(*gradients, rtol=1e-14, atol=1e-14)
 
 
-def test_rows_of_large_numbers_are_tilted_in_double_precision():
+def test_rows_of_large_numbers_keep_their_digits():
     logits = 1e9 + normal(3, 50)
     k = torch.tensor([1, 20, 49])
     with backend("numba"):
-        tilt, log_count, *probabilities = bernoulli_count(logits, k)
-        draws = bernoulli_count_draw(logits, k, SEED, 9, torch.float64)
-        expected = bernoulli_count(logits - 1e9, k)
-    torch.testing.assert_close(tilt.sum(-1) - 1e9, expected[0].sum(-1), rtol=0, atol=0.5)
-    torch.testing.assert_close(probabilities, list(expected[2:]), rtol=1e-6, atol=0)  # logits are rounded to 1e-7
-    assert (log_count[:, 0] < 0).all() and (draws.sum(-1) == k).all()
+        *_, complement, inclusion = bernoulli_count(logits, k, k)
+        draws = bernoulli_count_draw(logits, k, k, SEED, 9, torch.float64)
+        *_, expected_complement, expected = bernoulli_count(logits - 1e9, k, k)
+    torch.testing.assert_close(inclusion, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(complement, expected_complement, rtol=1e-12, atol=0)
+    assert (draws.sum(-1) == k).all()
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_a_row_does_not_depend_on_its_neighbours_or_its_place(scale):
+    """Rows of other sizes, and rows that loops leave, share its vectors; shares of threads cut the batch elsewhere."""
+    logits = scale * normal(21, 11)
+    logits[3], logits[8, 2], logits[9, :3] = 1e6 * logits[3], torch.nan, torch.inf
+    low = torch.arange(21) % 11
+    high = torch.where(torch.arange(21) % 3 == 0, low, (low + 3).clamp(max=11))
+    g = normal(21, 11, seed=1)
+
+    def results(rows):
+        given = logits[rows], low[rows], high[rows]
+        law = bernoulli_count(*given)
+        return [*law, bernoulli_count_derivative(*given, law[0], *law[2:], g[rows])]
+
+    whole = results(torch.arange(21))
+    for rows in (torch.randperm(21), torch.tensor([13]), torch.arange(5, 18), torch.tensor([4, 4, 20] * 9)):
+        for found, expected in zip(results(rows), whole, strict=True):
+            assert torch.equal(found.nan_to_num(-1.0), expected[rows].nan_to_num(-1.0))
+
+
+def test_ranges_of_sizes_are_the_same_by_tree():
+    logits, g = 2 * normal(5, 12), normal(5, 12, seed=1)
+    logits[0, 3], logits[1, 5], logits[2], logits[3] = torch.inf, -torch.inf, logits[2] + 9, 100 * logits[3]
+    value = (logits.argsort(-1, descending=True).argsort(-1) < torch.tensor([2, 3, 4, 3, 2])[:, None]).double()
+    for sizes in (SizeRange(2, 4), SizeRange(torch.arange(5), torch.tensor([4, 3, 12, 3, 9])), SizeRange(0, 12)):
+        for law in (conditional_poisson.inclusion_probabilities, conditional_poisson.inclusion_log_odds):
+            for found, expected in in_both(lambda x, law=law, k=sizes: law(x, k), logits, g):
+                torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+        for found, expected in in_both(lambda x, k=sizes: conditional_poisson.log_prob(x, k, value), logits, g):
+            torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("sizes", [2, SizeRange(1, 3)])
+def test_draws_have_the_law_of_the_tree(sizes):
+    """By chi-square at a false alarm of 1e-6."""
+    logits = torch.tensor([[1.5, -0.5, 0.0, 2.0, -1.0], [500.0, -500.0, 300.0, 1e9, 2.0]]).double()
+    draws = unit_by_unit.sample(logits, sizes, 200_000, torch.Generator().manual_seed(3)).double()
+    every = torch.cartesian_prod(*5 * [torch.tensor([0.0, 1.0])]).double()
+    ends = (sizes, sizes) if isinstance(sizes, int) else sizes
+    every = every[(every.sum(-1) >= ends[0]) & (every.sum(-1) <= ends[1])]
+    with backend("torch"):
+        expected = 200_000 * conditional_poisson.log_prob(logits, sizes, every[:, None]).exp()
+    counts = (draws[:, None] == every[:, None]).all(-1).double().sum(0)
+    inside = expected > 5
+    statistic = ((counts - expected).square() / expected).where(inside, 0.0).sum(0)
+    assert (statistic.numpy() < chi2.isf(1e-6, (inside.sum(0) - 1).clamp(min=1).numpy())).all()
+    assert (counts.where(~inside, 0.0).sum(0) <= 40).all() and (counts.sum(0) == 200_000).all()

@@ -200,7 +200,7 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: (normal(2, 600).sigmoid().round().float(), SIZES, SEED, 1, torch.half),
         lambda: (normal(2, 600).sigmoid().float(), torch.tensor([300, 290]), SEED, 2, torch.float32),
     ],
-    "bernoulli_count_draw": [lambda: (*counted(), SEED, 50, torch.float32)],
+    "bernoulli_count_draw": [lambda: (*counted(), counted()[1], SEED, 50, torch.float32)],
     "marked_count_draw": [lambda: (*marked(), SEED, 50, torch.float32)],
 }
 DEFINITIONS = {

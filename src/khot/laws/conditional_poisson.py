@@ -30,13 +30,10 @@ from khot._contents import can_look
 from khot._shapes import broadcast_shapes
 from khot._torch_internals import for_transforms
 from khot.kernels.call import runs_on_cpu
-from khot.kernels.count import bernoulli_count_draw
 from khot.kernels.count.characteristic import Factors, factors
-from khot.kernels.count.kept_tree import leaf_outside
 from khot.kernels.count.range_tree import RangeTree, Totals
 from khot.kernels.exact.row_slabs import Tensors, by_rows, in_slabs, slab_size
 from khot.kernels.exact.rows import number_on
-from khot.kernels.exact.small_numbers import TINY, log_of_small
 from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
 
 from . import unit_by_unit
@@ -131,33 +128,19 @@ def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Once | None = None, b
     Returns:
         ``(*sample, *batch)``; ``-inf`` where ``value`` contradicts an infinite logit.
     """
-    if isinstance(k, SizeRange):
-        log_sum, shift, size = tilted_by_rows(
-            lambda tilted: (tilted.log_probability(), tilted.shift, tilted.k.double()), logits, k, kept
-        )
-        return shifted_log_prob(logits, shift, value) - shift * (value.double().sum(-1) - size) - log_sum
 
     def by_tree(logits: Tensor, value: Tensor) -> Tensor:
+        if isinstance(k, SizeRange):
+            log_sum, shift, size = tilted_by_rows(
+                lambda tilted: (tilted.log_probability(), tilted.shift, tilted.k.double()), logits, k, kept
+            )
+            return shifted_log_prob(logits, shift, value) - shift * (value.double().sum(-1) - size) - log_sum
         log_count, shift = log_counts_and_shifts(logits, k, kept, balanced)
         return shifted_log_prob(logits, shift, value) - log_count
 
     if unit_by_unit.takes(logits, k, value):
         return unit_by_unit.log_prob(logits, k, value, kept, by_tree)
     return by_tree(logits, value)
-
-
-def _masses(tilted: Tilted) -> tuple[Tensor, Tensor]:
-    """P(B = k, i out of S) and P(B = k, i in S) of every unit, each to its own relative accuracy, ``(*batch, n)``."""
-    # Values below zero are FFT noise relative to negligible probabilities.
-    outside = leaf_outside(tilted.leaf, tilted.tree).clamp(min=0.0)
-    few = (tilted.leaf * outside).movedim(1, -1).reshape(2, *tilted.z.shape)
-    flip = tilted.flip[..., None]
-    return torch.where(flip, few[1], few[0]), torch.where(flip, few[0], few[1])
-
-
-def _inclusion(tilted: Tilted) -> Tensor:
-    out, included = _masses(tilted)
-    return included / (out + included)
 
 
 def inclusion_probabilities(logits: Tensor, k: Size, kept: Once | None = None) -> Tensor:
@@ -167,28 +150,20 @@ def inclusion_probabilities(logits: Tensor, k: Size, kept: Once | None = None) -
     """
 
     def by_tree(logits: Tensor) -> Tensor:
-        return tilted_by_rows(lambda tilted: (_inclusion(tilted),), logits, k, kept)[0]
+        return tilted_by_rows(lambda tilted: (tilted.inclusion(),), logits, k, kept)[0]
 
-    if not isinstance(k, SizeRange) and unit_by_unit.takes(logits, k):
+    if unit_by_unit.takes(logits, k):
         return unit_by_unit.inclusion(logits, k, kept, False, by_tree)
     return by_tree(logits)
-
-
-def _log_odds(tilted: Tilted) -> Tensor:
-    out, included = _masses(tilted)
-    excluded, certain = included < TINY, out < TINY
-    sure = excluded | certain
-    log_odds = log_of_small(included.masked_fill(sure, 1.0)) - log_of_small(out.masked_fill(sure, 1.0))
-    return log_odds.masked_fill(excluded, -torch.inf).masked_fill(certain, torch.inf)
 
 
 def inclusion_log_odds(logits: Tensor, k: Size) -> Tensor:
     """Log-odds of the inclusion probabilities, which keep the digits that the probabilities lose next to 1."""
 
     def by_tree(logits: Tensor) -> Tensor:
-        return tilted_by_rows(lambda tilted: (_log_odds(tilted),), logits, k)[0]
+        return tilted_by_rows(lambda tilted: (tilted.log_odds(),), logits, k)[0]
 
-    if not isinstance(k, SizeRange) and unit_by_unit.takes(logits, k):
+    if unit_by_unit.takes(logits, k):
         return unit_by_unit.inclusion(logits, k, None, True, by_tree)
     return by_tree(logits)
 
@@ -200,7 +175,7 @@ def count_law(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
     sign = torch.where(positive, 1.0, -1.0)
     ratios = F.logsigmoid(sign * logits) - F.logsigmoid(sign * tilted.z)
     log_count = ratios.sum(-1) + (positive.sum(-1) - tilted.k) * tilted.shift + tilted.log_probability()
-    return log_count, _log_odds(tilted)
+    return log_count, tilted.log_odds()
 
 
 def pull_back(
@@ -338,7 +313,7 @@ def entropy(logits: Tensor, k: Size, kept: Once | None = None, inclusion: Tensor
         return -log_prob(logits, k, mean, kept)
 
     def function(tilted: Tilted) -> Tensors:
-        mean = _inclusion(tilted)
+        mean = tilted.inclusion()
         if isinstance(k, SizeRange):  # for certain units, log-odds times rounding errors must vanish exactly
             mean = torch.where(tilted.z.abs() > FAR, (tilted.z > 0).double(), mean)
         surprise = tilted.log_probability() - _bernoulli_log_prob(tilted.z, mean)
@@ -371,10 +346,9 @@ def sample(
         Bool ``(*sample_shape, *batch, n)``, every row with exactly k ones, or with a number of ones in the range.
     """
     count, n = math.prod(sample_shape), logits.shape[-1]
-    if not isinstance(k, SizeRange):
-        drawn = unit_by_unit.sample(bernoulli_count_draw, logits, k, count, generator)
-        if drawn is not None:
-            return drawn.view(*sample_shape, *drawn.shape[1:])
+    drawn = unit_by_unit.sample(logits, k, count, generator)
+    if drawn is not None:
+        return drawn.view(*sample_shape, *drawn.shape[1:])
 
     def function(tilted: Tilted) -> Tensors:
         draws = tilted.tree.draw(count, generator)  # (n, rows, samples)

@@ -107,8 +107,8 @@ def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor) -> Tensor:
     goal = max(CONDITIONAL_POISSON.goal, ROUNDING * torch.finfo(probs.dtype).eps)
     rows, right, sizes = _flat(probs.double()), _flat(g.double()), k.expand(probs.shape[:-1]).reshape(-1)
     logits, tilt, error = inclusion_inverse(rows.log() - torch.log1p(-rows), sizes, goal)
-    product = bernoulli_count_derivative(logits, sizes, tilt, right)
-    lost = ~(error <= max(ACCEPTED, goal))
+    product = bernoulli_count_derivative(logits, sizes, sizes, tilt, 1 - rows, rows, right)
+    lost = ~(error <= max(ACCEPTED, goal)) | product.isnan().any(-1)
     if lost.any():
         product[lost] = times_covariance(right[lost], solve_logits(_flat(probs)[lost], sizes[lost]), sizes[lost])
     return product.view(g.shape)

@@ -31,7 +31,7 @@ from khot._contents import can_look
 from khot._shapes import broadcast_shapes
 from khot._torch_internals import for_transforms
 from khot.kernels.call import runs_on_cpu
-from khot.kernels.count import forest_roots, marked_count_draw
+from khot.kernels.count import forest_roots
 from khot.kernels.count.kept_tree import KeptTree, leaf_outside
 from khot.kernels.count.tree import ProductTree
 from khot.kernels.draws import balance
@@ -179,7 +179,7 @@ def sample(
 ) -> Tensor:
     """Draws k-hot vectors exactly, ``(*sample_shape, *batch, n)`` bool."""
     n = probs.shape[-1]
-    drawn = unit_by_unit.sample(marked_count_draw, probs, k, math.prod(sample_shape), generator)
+    drawn = unit_by_unit.sample_marked(probs, k, math.prod(sample_shape), generator)
     if drawn is not None:
         return drawn.view(*sample_shape, *drawn.shape[1:])
     kept, size, count = Once() if kept is None else kept, _size(probs, k), math.prod(sample_shape)

@@ -13,11 +13,12 @@ from khot._contents import can_look
 from khot._shapes import broadcast_shapes
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.count import forest_roots
-from khot.kernels.count.kept_tree import KeptTree, probability
+from khot.kernels.count.kept_tree import KeptTree, leaf_outside, probability
 from khot.kernels.count.range_tree import RangeTree, Totals
 from khot.kernels.count.tree import ProductTree
 from khot.kernels.exact.row_slabs import Tensors, by_rows
 from khot.kernels.exact.rows import number_on
+from khot.kernels.exact.small_numbers import TINY, log_of_small
 from khot.kernels.operators.autograd import has_derivative
 from khot.kernels.threshold import solve_threshold
 
@@ -46,6 +47,27 @@ class Tilted(NamedTuple):
     def log_probability(self) -> Tensor:
         """log P(B = k); for a range the logarithm of the weighted sum."""
         return probability(self.leaf, self.tree).log().view(self.k.shape)
+
+    def masses(self) -> tuple[Tensor, Tensor]:
+        """P(B = k, i out of S), P(B = k, i in S) of every unit, each to its own relative accuracy, ``(*batch, n)``."""
+        # Values below zero are FFT noise relative to negligible probabilities.
+        outside = leaf_outside(self.leaf, self.tree).clamp(min=0.0)
+        few = (self.leaf * outside).movedim(1, -1).reshape(2, *self.z.shape)
+        flip = self.flip[..., None]
+        return torch.where(flip, few[1], few[0]), torch.where(flip, few[0], few[1])
+
+    def inclusion(self) -> Tensor:
+        """P(i in S | B = k), ``(*batch, n)``."""
+        out, included = self.masses()
+        return included / (out + included)
+
+    def log_odds(self) -> Tensor:
+        """The log-odds of these, which keep the digits that they lose next to 1."""
+        out, included = self.masses()
+        excluded, certain = included < TINY, out < TINY
+        sure = excluded | certain
+        log_odds = log_of_small(included.masked_fill(sure, 1.0)) - log_of_small(out.masked_fill(sure, 1.0))
+        return log_odds.masked_fill(excluded, -torch.inf).masked_fill(certain, torch.inf)
 
 
 def _threshold(logits: Tensor, k: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
@@ -18,11 +19,14 @@ from khot._shapes import broadcast_shapes
 from khot._torch_internals import no_view, version_of
 from khot.kernels.call import is_first_derivative, is_plain
 from khot.kernels.count import (
+    TABLE,
     bernoulli_count,
     bernoulli_count_derivative,
+    bernoulli_count_draw,
     bernoulli_count_log_prob,
     bernoulli_count_log_prob_derivative,
     marked_count,
+    marked_count_draw,
     marked_count_log_prob,
     marked_count_log_prob_derivative,
 )
@@ -30,9 +34,10 @@ from khot.kernels.exact.rows import number_on
 from khot.kernels.exact.small_numbers import TINY
 from khot.kernels.operators.autograd import by_formula, has_derivative
 from khot.kernels.random_numbers.philox import draw_seed
-from khot.kernels.registry import DrawOperator
 
 from .once import Once
+from .size_range import SizeRange
+from .tilted_tree import Size, tilt
 
 ByTree = Callable[..., Tensor]
 
@@ -44,9 +49,10 @@ class Solved(NamedTuple):
 
     batch_shape: torch.Size
     logits: Tensor  # (R, n) float64
-    k: Tensor  # (R,)
-    tilt: Tensor  # (R, 2)
-    log_count: Tensor  # (R, 2)
+    low: Tensor  # (R,), the ends of the range of sizes
+    high: Tensor
+    tilt: Tensor  # (R,)
+    log_total: Tensor  # (R,)
     complement: Tensor  # (R, n)
     inclusion: Tensor  # (R, n)
 
@@ -68,31 +74,43 @@ def _repeated(batch_shape: torch.Size, value: torch.Size, *rows: Tensor) -> tupl
     return batch, *(x.reshape(-1, *x.shape[len(batch) :]) for x in expanded)
 
 
-def takes(logits: Tensor, *others: Any) -> bool:
+def takes(logits: Tensor, k: Size, *others: Any) -> bool:
     """Whether functions of these logits, with these other arguments, are computed here."""
-    tensors = [logits, *(x for x in others if isinstance(x, Tensor))]
+    tensors = [logits, *(x for x in (*_ends(k), *others) if isinstance(x, Tensor))]
     if not (is_plain(*tensors) and all(x.numel() for x in tensors)):
         return False
-    return bernoulli_count.is_fused(logits)
+    return bernoulli_count.is_fused(logits) and _has_table(logits, k)
 
 
-def solve(logits: Tensor, k: int | Tensor, kept: Once | None) -> Solved:
+def _has_table(logits: Tensor, k: Size) -> bool:
+    """Whether loops take these sizes: in long rows only single ones."""
+    n = logits.shape[-1]
+    return not isinstance(k, SizeRange) or n * k.bound(n) <= TABLE
+
+
+def _ends(k: Size) -> tuple[int | Tensor, int | Tensor]:
+    return k if isinstance(k, SizeRange) else (k, k)
+
+
+def solve(logits: Tensor, k: Size, kept: Once | None) -> Solved:
     """The part that all results for these logits share."""
     if kept is not None:
-        return kept.made("solved", _solve, logits, k)
-    return _solve(logits.detach(), k)
+        return kept.made("solved", _solve, logits, *_ends(k))
+    return _solve(logits.detach(), *_ends(k))
 
 
-def _rows_of(x: Tensor, k: int | Tensor) -> tuple[torch.Size, Tensor, Tensor]:
-    """The shape of the batch, and parameters and sizes as ``(R, n)`` float64 and ``(R,)``."""
-    if isinstance(k, Tensor):
-        batch_shape = broadcast_shapes(x.shape[:-1], k.shape)
-        size = k.long().expand(batch_shape).reshape(-1)
-    else:
-        batch_shape = x.shape[:-1]
-        size = torch.full((batch_shape.numel(),), k, device=x.device)
-    rows = x.double().expand(*batch_shape, x.shape[-1]).reshape(len(size), -1)
-    return batch_shape, rows.contiguous(), size.contiguous()
+def _rows_of(x: Tensor, low: int | Tensor, high: int | Tensor) -> tuple[torch.Size, Tensor, Tensor, Tensor]:
+    """The shape of the batch, and parameters and the ends of the sizes as ``(R, n)`` float64 and ``(R,)``."""
+    batch_shape = _shape_of(x, low, high)[:-1]
+
+    def of_rows(end: int | Tensor) -> Tensor:
+        if isinstance(end, Tensor):
+            return end.long().expand(batch_shape).reshape(-1).contiguous()
+        return torch.full((batch_shape.numel(),), end, device=x.device)
+
+    first = of_rows(low)
+    rows = x.double().expand(*batch_shape, x.shape[-1]).reshape(len(first), -1)
+    return batch_shape, rows.contiguous(), first, first if high is low else of_rows(high)
 
 
 def _without_repeats(x: Tensor, dims: int) -> Tensor:
@@ -103,19 +121,57 @@ def _without_repeats(x: Tensor, dims: int) -> Tensor:
     return x
 
 
-def _shape_of(x: Tensor, k: int | Tensor) -> torch.Size:
-    return broadcast_shapes(x.shape, (*k.shape, 1)) if isinstance(k, Tensor) else x.shape
+def _shape_of(x: Tensor, *ends: int | Tensor) -> torch.Size:
+    return broadcast_shapes(x.shape, *((*end.shape, 1) for end in ends if isinstance(end, Tensor)))
 
 
-def _rows_once(x: Tensor, k: int | Tensor) -> tuple[torch.Size, Tensor, Tensor]:
+def _rows_once(x: Tensor, low: int | Tensor, high: int | Tensor) -> tuple[torch.Size, Tensor, Tensor, Tensor]:
     """Like :func:`_rows_of`, but repeated rows occur only once."""
-    size = _without_repeats(k, k.ndim) if isinstance(k, Tensor) else k
-    return _rows_of(_without_repeats(x, x.ndim - 1), size)
+    first = _without_repeats(low, low.ndim) if isinstance(low, Tensor) else low
+    last = first if high is low else _without_repeats(high, high.ndim) if isinstance(high, Tensor) else high
+    return _rows_of(_without_repeats(x, x.ndim - 1), first, last)
 
 
-def _solve(logits: Tensor, k: int | Tensor) -> Solved:
-    batch_shape, rows, size = _rows_once(logits, k)
-    return Solved(batch_shape, rows, size, *bernoulli_count(rows, size)).for_values(_shape_of(logits, k))
+def _solve(logits: Tensor, least: int | Tensor, most: int | Tensor) -> Solved:
+    batch_shape, rows, low, high = _rows_once(logits, least, most)
+    results = bernoulli_count(rows, low, high)
+    lost = results[0].isnan()
+    if lost.any():
+        for result, of_lost in zip(results, _law_by_tree(rows[lost], low[lost], high[lost]), strict=True):
+            result[lost] = of_lost
+    return Solved(batch_shape, rows, low, high, *results).for_values(_shape_of(logits, least, most))
+
+
+def _either(low: Tensor, high: Tensor) -> Size:
+    return low if torch.equal(low, high) else SizeRange(low, high)
+
+
+def _law_by_tree(logits: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, ...]:
+    """The results of :func:`bernoulli_count`, for rows that it leaves."""
+    tilted = tilt(logits, _either(low, high))
+    (out, included), shift = tilted.masses(), -tilted.shift
+    total, log_sure = out + included, F.logsigmoid(tilted.z.abs()).sum(-1)
+    excess = tilted.k - torch.where(shift < 0, low, high)  # over the size whose weight is 1 in loops
+    log_total = tilted.log_probability() - log_sure + torch.where(excess == 0, 0.0, shift * excess)
+    return shift, log_total, out / total, included / total
+
+
+def _derivative(solved: Solved, g: Tensor, log_odds: bool) -> Tensor:
+    """The derivative of ``<g, inclusion>`` with respect to the logits, ``(R, n)``, or that of its log-odds."""
+    _, logits, low, high, shift, _, complement, inclusion = solved
+    each = g
+    if log_odds:
+        variance = complement * inclusion
+        each = (g / variance).clamp(-LARGEST, LARGEST).masked_fill(variance < TINY, 0.0)
+    result = bernoulli_count_derivative(logits, low, high, shift, complement, inclusion, each)
+    lost = result.isnan().any(-1) & ~shift.isnan()
+    if lost.any():
+        with torch.enable_grad():
+            rows = logits[lost].requires_grad_()
+            tilted = tilt(rows, _either(low[lost], high[lost]))
+            found = tilted.log_odds() if log_odds else tilted.inclusion()
+        result[lost] = torch.autograd.grad(found, rows, g[lost])[0]
+    return result
 
 
 def _like(gradient: Tensor, shape: Sequence[int], logits: Tensor) -> Tensor:
@@ -159,10 +215,7 @@ class _Inclusion(Function):
         if not is_first_derivative(g):
             return *_pulled_back(ctx.by_tree, [logits], [True], g), None, None, None
         g = g.reshape(solved.logits.shape)
-        if ctx.log_odds:
-            variance = solved.complement * solved.inclusion
-            g = (g / variance).clamp(-LARGEST, LARGEST).masked_fill(variance < TINY, 0.0)
-        gradient = bernoulli_count_derivative(solved.logits, solved.k, solved.tilt, g.contiguous())
+        gradient = _derivative(solved, g, ctx.log_odds)
         return _like(gradient, solved.shape, logits), None, None, None
 
 
@@ -175,7 +228,7 @@ def _inclusion(solved: Solved, log_odds: bool) -> Tensor:
     return (included.log() - out.log()).masked_fill(excluded, -torch.inf).masked_fill(certain, torch.inf)
 
 
-def inclusion(logits: Tensor, k: int | Tensor, kept: Once | None, log_odds: bool, by_tree: ByTree) -> Tensor:
+def inclusion(logits: Tensor, k: Size, kept: Once | None, log_odds: bool, by_tree: ByTree) -> Tensor:
     """Inclusion probabilities, or their log-odds; must not be written to."""
     solved = solve(logits, k, kept)
     if not has_derivative(logits, torch.is_grad_enabled()):
@@ -204,7 +257,8 @@ class _LogProb(Function):
             gradient = bernoulli_count_log_prob_derivative(values, weights, solved.complement, solved.inclusion)
             grad_logits = _like(gradient, solved.shape, logits)
         if wanted[1]:
-            z = (solved.logits - solved.tilt[:, :1]) + solved.tilt[:, 1:]
+            z = torch.where(solved.low < solved.high, 0.0, solved.tilt).nan_to_num(0.0, 0.0, 0.0)
+            z = solved.logits - z.unsqueeze(-1)
             z = z.masked_fill(z.isinf(), 0.0)  # a unit without a choice, whose value is a constant
             grad_value = (g.unsqueeze(-1) * z.view(solved.shape)).sum_to_size(value.shape).to(value.dtype)
         return grad_logits, grad_value, None, None
@@ -220,10 +274,11 @@ def _in_rows(value: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _log_prob(value: Tensor, solved: Solved) -> Tensor:
     shape = broadcast_shapes(value.shape, solved.shape)
     values = _in_rows(value, solved.shape)
-    return bernoulli_count_log_prob(solved.logits, solved.tilt, solved.log_count, values).view(shape[:-1])
+    given = solved.logits, solved.low, solved.high, solved.tilt, solved.log_total
+    return bernoulli_count_log_prob(*given, values).view(shape[:-1])
 
 
-def log_prob(logits: Tensor, k: int | Tensor, value: Tensor, kept: Once | None, by_tree: ByTree) -> Tensor:
+def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Once | None, by_tree: ByTree) -> Tensor:
     """Log-probability of k-hot values."""
     solved, recorded = solve(logits, k, kept).for_values(value.shape), torch.is_grad_enabled()
     if not (has_derivative(logits, recorded) or has_derivative(value, recorded)):
@@ -232,19 +287,33 @@ def log_prob(logits: Tensor, k: int | Tensor, value: Tensor, kept: Once | None, 
     return result
 
 
-def sample(
-    draw: DrawOperator, x: Tensor, k: int | Tensor, draws: int, generator: torch.Generator | None
-) -> Tensor | None:
-    """Exact draws by an operator of parameters and sizes, bool ``(draws, *batch, n)``; None if no kernel makes them.
+def sample(logits: Tensor, k: Size, draws: int, generator: torch.Generator | None) -> Tensor | None:
+    """Exact draws, bool ``(draws, *batch, n)``; None if no kernel makes them.
 
-    Also inside a vmap, so that draws with the same seed are the same there.
+    Also inside a vmap, so that draws with the same seed are the same there; not those of a range of sizes.
     """
-    if draw.kernel(x, draws) is None:
+    if bernoulli_count_draw.kernel(logits, draws) is None:
         return None
-    size = number_on(x.device, k).long()
-    batch_shape = broadcast_shapes(x.shape[:-1], size.shape)
-    rows, size = x.double().expand(*batch_shape, x.shape[-1]), size.expand(batch_shape)
-    drawn: Tensor = draw(rows, size, draw_seed(x.device, generator), draws, torch.bool)
+    ends = [number_on(logits.device, end).long() for end in _ends(k)]
+    if len(ends) > 1 and not takes(logits, k):
+        return None
+    batch_shape = broadcast_shapes(logits.shape[:-1], *(end.shape for end in ends))
+    rows, (low, *_, high) = logits.double().expand(*batch_shape, logits.shape[-1]), (ends * 2)[:2]
+    seed = draw_seed(logits.device, generator)
+    drawn: Tensor = bernoulli_count_draw(
+        rows, low.expand(batch_shape), high.expand(batch_shape), seed, draws, torch.bool
+    )
+    return drawn
+
+
+def sample_marked(probs: Tensor, k: int | Tensor, draws: int, generator: torch.Generator | None) -> Tensor | None:
+    """The same for Sampford's design."""
+    if marked_count_draw.kernel(probs, draws) is None:
+        return None
+    size = number_on(probs.device, k).long()
+    batch_shape = broadcast_shapes(probs.shape[:-1], size.shape)
+    rows, size = probs.double().expand(*batch_shape, probs.shape[-1]), size.expand(batch_shape)
+    drawn: Tensor = marked_count_draw(rows, size, draw_seed(probs.device, generator), draws, torch.bool)
     return drawn
 
 
@@ -268,7 +337,7 @@ class Marked(NamedTuple):
 
 
 def _solve_marked(probs: Tensor, k: int | Tensor, with_slope: bool) -> Marked:
-    batch_shape, rows, size = _rows_once(probs, k)
+    batch_shape, rows, size, _ = _rows_once(probs, k, k)
     return Marked(batch_shape, rows, size, *marked_count(rows, size, with_slope)).for_values(_shape_of(probs, k))
 
 

@@ -1,28 +1,26 @@
 r"""The law of a sum of independent Bernoulli units, and of units given their number of ones B.
 
-For logits :math:`\theta` and a count k, the units have log-odds :math:`z_i = (\theta_i - a) + b`, with an anchor a and
-an offset b such that about k ones are expected. This is the *tilt*: the threshold of the logistic map. Given B = k the
-law of the units does not depend on it, and B = k is likely.
+For logits :math:`\theta` and a count k, the units have log-odds :math:`z_i = \theta_i - t`, with a *tilt* t such that
+about k ones are expected. Given B = k the law of the units does not depend on it. If B may lie in a range, the law of
+the sizes under the tilt has weights that undo it.
 
 There are three ways to compute the law of B, for rows of different lengths:
 
 =================  ===========================  =====================================================================
 way                time of a row of n units     where it is used, and why
 =================  ===========================  =====================================================================
-characteristic     n times 4 to 32 nodes        loops on a CPU, variance of B of at least ``numba_nodes.LEAST``: a node
-function                                        takes less time than a count of a window, and derivatives need no
-                                                second table; all pairs of units
-recursion over     n times the window of B,     loops on a CPU, all other rows, in which sums over nodes lose
-the units          a few deviations             digits; all draws, which need the law of every first part of a row
-product tree       n log² n                     rows of more than ``LONGEST`` units, in which a window takes more time;
-                                                plain torch and accelerators; ranges of sizes; derivatives of every
-                                                order
+table of counts    n k, eight rows at a time    loops on a CPU, rows with ``n k <= TABLE``: nothing is summed across the
+                                                lanes of a vector, and nothing has to be chosen
+characteristic     n times 4 to 32 nodes        loops on a CPU, longer rows of one size; all pairs of units
+function
+product tree       n log² n                     rows of more than ``LONGEST`` units; plain torch and accelerators;
+                                                derivatives of every order; rows that loops leave
 =================  ===========================  =====================================================================
 
 Loops and draws for units given B = k; :mod:`khot.laws` composes everything that no loop takes of torch operations:
 
-* ``bernoulli_count``: the tilt (a, b), P(B = k), and P(x_i = 1 | B = k) with its complement, each of the two with its
-  own relative accuracy;
+* ``bernoulli_count``: the tilt, the total weight of all draws, and P(x_i = 1 | B = k) with its complement, each of the
+  two with its own relative accuracy;
 * ``bernoulli_count_derivative``: :math:`J^T g`, where J is the Jacobian of these probabilities, which is the covariance
   of x given B = k;
 * ``bernoulli_count_log_prob`` and ``bernoulli_count_log_prob_derivative``: for values given B = k;
@@ -38,7 +36,8 @@ For the product tree: ``pair_merge`` and ``pair_split``, the convolution of pair
 ``forest_outsides`` and ``forest_bends``, the lowest levels of a tree at a time, which pays only on an accelerator.
 :mod:`.pairs` and :mod:`.forest` make differentiable functions of them, and :mod:`.tree` builds the tree.
 
-Logits are float64; ``-inf`` and ``inf`` fix a unit. Rows that cannot have k ones give NaN.
+Logits are float64; ``-inf`` and ``inf`` fix a unit. Rows that cannot have k ones give NaN, as do those that a loop
+leaves to other code.
 """
 
 from collections.abc import Callable
@@ -50,6 +49,7 @@ from torch import Tensor
 from ..registry import Backends, DrawOperator, Operator, only_if
 from . import reference, reference_tree, torch_pairs
 
+TABLE = 20_000  # units times counts of rows for which a table of counts is the fastest way
 LONGEST = 2**14  # units of a row; the product tree is faster in rows at least a few times as long
 
 _short_rows = only_if(

@@ -117,13 +117,14 @@ def _inverse_rows(begin, end, log_odds, k, goal, logits, tilts, errors):
     rows, space = np.empty((6, n)), np.empty((6, n))
     for r in range(begin, end):
         m, left, errors[r] = settle(log_odds[r], k[r], units, target, logits[r])
-        tilts[r, :] = 0.0
+        tilts[r] = 0.0
         if errors[r] != 0 or not 0 < left < m:
             continue
         _, z, p, q, _, _ = rows_of(rows, m)
         errors[r] = _search(target[:m], left, goal, rows_of(rows, m), rows_of(space, m), work)
         balance(z, left, p, q, CLOSE, 0.0)
-        mean = tilts[r, 1] = z.mean()
+        mean = z.mean()
+        tilts[r] = -mean
         for i in range(m):
             logits[r, units[i]] = z[i] - mean
         if not np.isfinite(mean):
@@ -133,7 +134,7 @@ def _inverse_rows(begin, end, log_odds, k, goal, logits, tilts, errors):
 
 
 def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits ``(R, n)`` of mean 0, their tilts ``(R, 2)``, and the errors ``(R,)`` relative to the largest logit.
+    """Logits ``(R, n)`` of mean 0, their tilts ``(R,)``, and the errors ``(R,)`` relative to the largest logit.
 
     Args:
         log_odds: Float64 ``(R, n)``, those of the inclusion probabilities up to a constant in each row; infinite ones
@@ -142,7 +143,7 @@ def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor,
         goal: Error that is small enough. A larger error in the result means that the row is not solved.
     """
     logits, rows = torch.empty_like(log_odds, memory_format=torch.contiguous_format), len(k)
-    results = logits, log_odds.new_empty(rows, 2), log_odds.new_empty(rows)
+    results = logits, log_odds.new_empty(rows), log_odds.new_empty(rows)
     given = (x.contiguous().numpy() for x in (log_odds, k))
     over_rows(_inverse_rows, rows, logits.numel() * WORK, *given, goal, *(x.numpy() for x in results))
     return results

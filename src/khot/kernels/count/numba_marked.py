@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ..cpu.loops import inlined, kernel, over_rows, per_row, summed
 from ..cpu.maths import LOG
-from .numba_backend import TINY, draw_parts, draw_row
-from .numba_recursion import descend, empty_table, plan
+from .numba_recursion import descend, draw_parts, draw_row, empty_table, plan
 
+TINY = np.finfo(np.float64).tiny  # as in small_numbers
 _log = LOG[np.float64]
 
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from ..cpu.loops import inlined, inlined_sum, per_row, summed
 from ..cpu.maths import EXP
+from ..cpu.random_numbers import uniform_pair
 
 Array = np.ndarray[Any, Any]
 
@@ -36,6 +37,8 @@ LOG_TAIL, RARE = 46.0, 1e-20  # -log of 1e-20, and 1e-20
 ALIKE = 8  # units whose windows have the same radius
 SHORT = 32  # units of a row whose windows leave out nothing
 FACTORS = 512  # this many numbers of at least a half have a product that is a normal number
+ROW_TASKS = 16  # rows that keep all threads busy; with fewer rows their draws are distributed
+DRAWS_A_TASK = 64
 WHOLE_TABLE = 2**16  # entries of a table, or of each half of it, that is kept whole
 
 U = np.uint64
@@ -306,3 +309,51 @@ def descend_along(table, p, q, t, minus_t, rest, result):
             zero_change, one_change = (zero_left + zero_right) * each, (one_left + one_right) * each
             result[i] = t[i] * zero * one + p[i] * q[i] * (one_change * zero - one * zero_change)
             above, below = below, above
+
+
+@per_row
+def _draw_block(table, p, q, weight, start, stop, states, seed, draw, row, out):
+    """Draws units ``stop - 1``, ..., ``start`` of many draws.
+
+    ``states`` are twice the numbers of ones among the units up to there, plus 1 if a mark is among them. ``draw`` is
+    the number of the first of them.
+    """
+    rows, bent = table.rows, table.bent
+    for d in range(states.shape[0]):
+        m, is_open = states[d] // 2, states[d] % 2 == 1
+        even = odd = 0.0
+        for i in range(stop - 1, start - 1, -1):
+            if i % 2 or i == stop - 1:
+                even, odd = uniform_pair(seed, draw + d, row, i // 2)
+            at = U(i - start) * table.stride + U(m - table.first[i])
+            stays, grows, here, there = q[i] * rows[at + ONE], p[i] * rows[at], 0.0, 0.0
+            zero, one = stays, grows
+            if is_open:
+                stays, grows = q[i] * rows[at + bent + ONE], p[i] * rows[at + bent]
+                here, there = weight[i] * rows[at + ONE], weight[i] * rows[at]
+                zero, one = stays + here, grows + there
+            u = (odd if i % 2 else even) * (zero + one)
+            is_one = m > 0 and (zero == 0 or u < one)
+            if is_open and is_one:
+                is_open = there == 0 or u < grows
+            elif is_open:
+                is_open = here == 0 or u < one + stays
+            out[d, i] = is_one
+            m -= is_one
+        states[d] = 2 * m + is_open
+
+
+@inlined
+def draw_row(table, p, q, weight, k, is_marked, seed, draw, row, out):
+    """Draws k ones from the last unit to the first and, if the row ``is_marked``, a mark with its ``weight``."""
+    draws, n = out.shape
+    states = np.full(draws, 2 * k + is_marked)
+    for start in range((n - 1) // table.length * table.length, -1, -table.length):
+        stop = min(start + table.length, n)
+        restore(table, p, q, weight, weight, start, stop)
+        _draw_block(table, p, q, weight, start, stop, states, seed, draw, row, out)
+
+
+def draw_parts(rows: int, draws: int) -> int:
+    """The number of parts into which the draws of a row are split; each part builds the table of the row."""
+    return 1 if rows >= ROW_TASKS else max(1, min(ROW_TASKS, draws // DRAWS_A_TASK))

@@ -1,7 +1,5 @@
 """The definition of draws given the count, with one marked unit or without: all counts of all first units."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,17 +9,46 @@ from ..random_numbers.philox import uniform_rows
 from ..threshold import solve_threshold
 
 
-def bernoulli_count_draw(logits: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
-    """k-hot draws ``(draws, *batch, n)`` of units with these logits ``(*batch, n)`` given k ones."""
-    z = logits - solve_threshold(logits, k).nan_to_num(0.0, 0.0, 0.0).unsqueeze(-1)
-    return _draw(torch.sigmoid(z), torch.sigmoid(-z), torch.zeros_like(z), k, seed, draws).to(dtype)
+def bernoulli_count_draw(
+    logits: Tensor, low: Tensor, high: Tensor, seed: Tensor, draws: int, dtype: torch.dtype
+) -> Tensor:
+    """Draws ``(draws, *batch, n)`` of units with logits ``(*batch, n)``, given that low to high of them are ones."""
+    *batch, n = logits.shape
+    rows = logits.reshape(-1, n), low.reshape(-1), high.reshape(-1)
+    every = torch.ones_like(rows[1], dtype=torch.bool)
+    return draw(*rows, seed, draws, every).view(draws, *batch, n).to(dtype)
+
+
+def draw(logits: Tensor, low: Tensor, high: Tensor, seed: Tensor, draws: int, wanted: Tensor) -> Tensor:
+    """The draws ``(draws, rows, n)`` of the wanted rows; False in rows that have no law."""
+    u = uniform_rows(seed, draws, [len(low)], logits.shape[-1] + 1)[:, wanted]
+    logits, low, high = logits[wanted], low[wanted], high[wanted]
+    certain, possible = (logits == torch.inf).sum(-1), (logits > -torch.inf).sum(-1)
+    has_law = (low.maximum(certain) <= high.minimum(possible)) & ~logits.isnan().any(-1)
+    logits = logits.masked_fill(~has_law.unsqueeze(-1), -torch.inf)
+    low, high = low * has_law, high * has_law
+    certain, possible = certain * has_law, possible * has_law
+    mean = torch.sigmoid(logits).sum(-1)
+    k = mean.maximum(low.maximum(certain)).minimum(high.minimum(possible))  # the expected size, after a tilt
+    tilt = solve_threshold(logits, k).masked_fill((low < high) & (k == mean), 0.0).nan_to_num(0.0, 0.0, 0.0)
+    z = logits - tilt.unsqueeze(-1)
+    p, q = torch.sigmoid(z), torch.sigmoid(-z)
+    size = torch.arange(logits.shape[-1] + 1, device=logits.device)
+    inside = (size >= low.unsqueeze(-1)) & (size <= high.unsqueeze(-1))
+    weights = (tilt.unsqueeze(-1) * (size - k.unsqueeze(-1)).masked_fill(~inside, 0.0)).exp() * inside
+    upto = (_laws(p, q, torch.zeros_like(p))[-1][0] * weights).cumsum(-1)
+    drawn_size = (upto <= u[..., -1:] * upto[:, -1:]).sum(-1)
+    return _draw(p, q, torch.zeros_like(p), drawn_size, u)
 
 
 def marked_count_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
     """The same of units with these probabilities, which add up to k, and with a mark."""
     p = balance(probs, k)
     weight = p * (1 - p)  # |1 - p| p for a one, |0 - p| (1 - p) for a zero
-    return _draw(p, 1 - p, weight, k, seed, draws).to(dtype)
+    *batch, n = p.shape
+    rows = [x.reshape(-1, n) for x in (p, 1 - p, weight)]
+    u = uniform_rows(seed, draws, [len(rows[0])], n)
+    return _draw(*rows, k.reshape(-1).expand(u.shape[:-1]), u).view(draws, *batch, n).to(dtype)
 
 
 def _laws(p: Tensor, q: Tensor, weight: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -36,16 +63,13 @@ def _laws(p: Tensor, q: Tensor, weight: Tensor) -> list[tuple[Tensor, Tensor]]:
     return laws
 
 
-def _draw(p: Tensor, q: Tensor, weight: Tensor, k: Tensor, seed: Tensor, draws: int) -> Tensor:
+def _draw(p: Tensor, q: Tensor, weight: Tensor, left: Tensor, u: Tensor) -> Tensor:
     """Draws the last unit, with the mark or without, then the one before it, and so on, given what is left."""
-    *batch, n = p.shape
-    rows = math.prod(batch)
-    p, q, weight = (x.reshape(rows, n) for x in (p, q, weight))
-    laws, u = _laws(p, q, weight), uniform_rows(seed, draws, [rows], n)
-    left, drawn = k.reshape(rows).expand(draws, rows), []
+    n = p.shape[-1]
+    laws, drawn = _laws(p, q, weight), list[Tensor]()
 
     def at(x: Tensor, count: Tensor) -> Tensor:
-        found = x.expand(draws, rows, n + 1).gather(-1, count.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        found = x.expand(*count.shape, n + 1).gather(-1, count.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         return found.where(count >= 0, 0.0)
 
     is_open = at(laws[-1][1], left) > 0
@@ -60,4 +84,4 @@ def _draw(p: Tensor, q: Tensor, weight: Tensor, k: Tensor, seed: Tensor, draws: 
         is_open = is_open & torch.where(one, open_if_one, (here == 0) | (target < before_one + here_one + before))
         drawn.append(one)
         left = left - one.long()
-    return torch.stack(drawn[::-1], -1).view(draws, *batch, n)
+    return torch.stack(drawn[::-1], -1)
