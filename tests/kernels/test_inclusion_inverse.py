@@ -37,7 +37,7 @@ def test_loops_solve_what_they_say(n: int, k: int) -> None:
     if 1 < k < n - 1:
         log_odds[0, 1], log_odds[1, 2] = -INF, INF
         log_odds = log_odds - solve_threshold(log_odds, sizes)[..., None]
-    logits, _, errors = inclusion_inverse(log_odds, sizes, 1e-14)
+    logits, _, errors = inclusion_inverse(log_odds, sizes, sizes, 1e-14)
     assert (errors <= 1e-13).all()
     with backend("torch"):
         torch.testing.assert_close(law.inclusion_log_odds(logits, sizes), log_odds, rtol=1e-12, atol=1e-12)
@@ -145,12 +145,12 @@ def test_results_do_not_depend_on_the_number_of_threads(n: int, k: int, rows: in
 
 @pytest.mark.slow
 @needs_numba
-@pytest.mark.parametrize("n", [5, 20])  # by the recursion, and by the characteristic function
+@pytest.mark.parametrize("n", [5, 20])
 def test_rows_without_a_choice_and_rows_with_nan(n: int) -> None:
     """In loops; without them, what asks for logits looks at these rows first."""
     log_odds, k = normal(3, n), torch.tensor([0, n, 2])
     log_odds[2, 1] = torch.nan
     with backend("numba"):
-        logits, _, errors = inclusion_inverse(log_odds, k, 1e-14)
+        logits, _, errors = inclusion_inverse(log_odds, k, k, 1e-14)
     assert (logits[0] == -INF).all() and (logits[1] == INF).all()
     assert errors[0] == 0 and errors[1] == 0 and errors[2].isnan()

@@ -17,8 +17,8 @@ from khot.distributions.entry import entry
 from khot.distributions.phantom_unit import with_phantom
 from khot.distributions.sizes import size_of, size_varies
 from khot.kernels.links.base import Link
-from khot.laws.conditional_poisson import inclusion_probabilities, times_covariance
-from khot.laws.inverse import solve_logits, times_covariance_at
+from khot.laws.conditional_poisson import inclusion_probabilities
+from khot.laws.inverse import times_covariance_at
 from khot.laws.size_range import sizes_around
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.linked import link_of, scale_of
@@ -185,10 +185,8 @@ def _covariance_tangent(design: ConditionalPoisson) -> _Tangent:
 
 
 def _pull_back_covariance(g: Tensor, probs: Tensor, k: Tensor, largest_k: Tensor | None = None) -> Tensor:
-    if largest_k is not None:
-        sizes = sizes_around(probs, k, largest_k)
-        return 2 * times_covariance(g.double(), solve_logits(probs, sizes), sizes).to(g.dtype)
-    return 2 * times_covariance_at(probs, k, g).to(g.dtype)
+    sizes = k if largest_k is None else sizes_around(probs, k, largest_k)
+    return 2 * times_covariance_at(probs, sizes, g).to(g.dtype)
 
 
 def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tangent:

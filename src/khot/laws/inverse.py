@@ -97,20 +97,27 @@ def solve_logits(
     return cast(Tensor, _apply_solve(sigmoid(log_odds), low, high, family, goal, log_odds.detach()))
 
 
-def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor) -> Tensor:
+def times_covariance_at(probs: Tensor, k: Tensor | SizeRange, g: Tensor) -> Tensor:
     """C g of the conditional Poisson design with inclusion probabilities ``probs``, ``(*batch, n)`` float64.
 
     If it is not differentiated again, kernels find the law and multiply.
     """
-    if not (is_first_derivative(probs, k, g) and g.numel() and bernoulli_count.is_fused(probs)):
+    low, high = (cast(Tensor, end) for end in (k if isinstance(k, SizeRange) else (k, k)))
+    if not (is_first_derivative(probs, low, high, g) and g.numel() and bernoulli_count.is_fused(probs)):
         return times_covariance(g.double(), solve_logits(probs, k), k)
     goal = max(CONDITIONAL_POISSON.goal, ROUNDING * torch.finfo(probs.dtype).eps)
-    rows, right, sizes = _flat(probs.double()), _flat(g.double()), k.expand(probs.shape[:-1]).reshape(-1)
-    logits, tilt, error = inclusion_inverse(rows.log() - torch.log1p(-rows), sizes, goal)
-    product = bernoulli_count_derivative(logits, sizes, sizes, tilt, 1 - rows, rows, right)
-    lost = ~(error <= max(ACCEPTED, goal)) | product.isnan().any(-1)
+    rows, right = _flat(probs.double()), _flat(g.double())
+    low, high = (end.expand(probs.shape[:-1]).reshape(-1) for end in (low, high))
+    logits, tilt, error = inclusion_inverse(rows.log() - torch.log1p(-rows), low, high, goal)
+    lost = ~(error <= max(ACCEPTED, goal))
+    if lost.all():
+        product = torch.empty_like(right)
+    else:
+        product = bernoulli_count_derivative(logits, low, high, tilt, 1 - rows, rows, right)
+        lost |= product.isnan().any(-1)
     if lost.any():
-        product[lost] = times_covariance(right[lost], solve_logits(_flat(probs)[lost], sizes[lost]), sizes[lost])
+        sizes = SizeRange(low[lost], high[lost]) if isinstance(k, SizeRange) else low[lost]
+        product[lost] = times_covariance(right[lost], solve_logits(_flat(probs)[lost], sizes), sizes)
     return product.view(g.shape)
 
 
@@ -299,7 +306,7 @@ def _solution(
     if not _has_kernel(given, family):
         return _by_rows(of_rows, low, given)
     rows, sizes = _flat(given), _sizes(given, low)
-    logits, _, error = inclusion_inverse(rows, sizes, goal)
+    logits, _, error = inclusion_inverse(rows, sizes, sizes, goal)
     lost = ~(error <= max(ACCEPTED, goal)) | (rows.masked_fill(rows.isinf(), 0.0).abs().amax(-1) > WIDE)
     if lost.any():
         logits[lost] = _by_rows(of_rows, sizes[lost], rows[lost])

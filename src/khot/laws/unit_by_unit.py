@@ -103,7 +103,7 @@ def _rows_of(x: Tensor, low: int | Tensor, high: int | Tensor) -> tuple[torch.Si
     """The shape of the batch, and parameters and the ends of the sizes as ``(R, n)`` float64 and ``(R,)``."""
     batch_shape = _shape_of(x, low, high)[:-1]
 
-    def of_rows(end: int | Tensor) -> Tensor:
+    def of_rows(end: "int | Tensor") -> Tensor:
         if isinstance(end, Tensor):
             return end.long().expand(batch_shape).reshape(-1).contiguous()
         return torch.full((batch_shape.numel(),), end, device=x.device)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..cpu.lanes import LANES
-from ..cpu.loops import inlined, kernel, over_rows, per_row
+from ..cpu.loops import kernel, over_rows, per_row
 from ..cpu.random_numbers import uniform_pair
 from . import TABLE, numba_long, reference
-from .numba_table import bend, descend, empty_block, is_sound, row_of, tabulate, widest_of
+from .numba_table import bend, descend, empty_block, is_sound, lanes_of, row_of, tabulate, widest_of
 
 BLOCK_TASKS = 4  # blocks that keep all threads busy; with fewer of them their draws are distributed
 DRAWS_A_TASK = 64
@@ -37,11 +37,6 @@ def _blocks(n: int, low: Tensor, high: Tensor) -> tuple[int, int]:
     return blocks, blocks * n * (16 + 4 * _widest(n, low, high))
 
 
-@inlined
-def _lanes_of(number, rows):
-    return min(LANES, rows - number * LANES)
-
-
 @kernel
 def _law_blocks(begin, end, logits, low, high, none, tilt, log_total, complement, inclusion):
     rows, n = logits.shape
@@ -49,7 +44,7 @@ def _law_blocks(begin, end, logits, low, high, none, tilt, log_total, complement
     for number in range(begin, end):
         tabulate(block, number, logits, low, high, none)
         descend(block, n)
-        for lane in range(_lanes_of(number, rows)):
+        for lane in range(lanes_of(number, rows)):
             r, total = number * LANES + lane, block.total[lane]
             known = 1.0 if is_sound(total) else np.nan
             tilt[r], log_total[r] = known * block.shift[lane], known * math.log(total)
@@ -109,7 +104,7 @@ def _derivative_blocks(begin, end, logits, low, high, tilt, complement, inclusio
         tabulate(block, number, logits, low, high, tilt)
         _place_cotangents(block, number, complement, inclusion, g)
         bend(block, n)
-        for lane in range(_lanes_of(number, rows)):
+        for lane in range(lanes_of(number, rows)):
             known = 1.0 if is_sound(block.total[lane]) else np.nan
             for i in range(n):
                 result[number * LANES + lane, i] = known * block.z[i * LANES + lane]
@@ -183,10 +178,10 @@ def _draw_tasks(begin, end, parts, logits, low, high, none, seed, out, is_lost):
             _uniforms(seed[0], draw, number, rows, n, places[0], places[1])
             _draw_sizes(block, seed[0], draw, number, rows, n, width, left)
             _draw_block(block, width, n, places[0], places[1], left, rows, drawn)
-            for lane in range(_lanes_of(number, rows)):
+            for lane in range(lanes_of(number, rows)):
                 for i in range(n):
                     out[draw, number * LANES + lane, i] = drawn[i, lane]
-        for lane in range(_lanes_of(number, rows)):
+        for lane in range(lanes_of(number, rows)):
             is_lost[number * LANES + lane] = not is_sound(block.total[lane])
     return 0
 

@@ -83,6 +83,11 @@ def row_of(block, lane, rows):
     return min(block * LANES + lane, rows - 1)
 
 
+@inlined
+def lanes_of(block, rows):
+    return min(LANES, rows - block * LANES)
+
+
 @per_row
 def _moments(theta):
     """Mean and variance of finite logits, their number, and that of infinite ones."""
@@ -173,7 +178,8 @@ def _place(block, lane, theta, low, high):
 
 
 @summed
-def _weigh(z, zero, one):
+def weigh(z, zero, one):
+    """Writes a and b."""
     for i in range(z.shape[0]):
         e = _flushed_exp(-abs(z[i]))
         zero[i] = e if z[i] > 0 else 1.0
@@ -251,7 +257,7 @@ def tabulate(block, number, logits, low, high, tilts):
             elif attempt == 0 or not is_sound(block.total[lane]):
                 block.shift[lane] = _tilt(logits[r], low[r], high[r], attempt == 0)
             _place(block, lane, logits[r], low[r], high[r])
-        _weigh(block.z, block.zero, block.one)
+        weigh(block.z, block.zero, block.one)
         climb(block, n)
         weigh_sizes(block, n)
         for lane in range(LANES):
