@@ -46,9 +46,9 @@ def marked_count_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype:
     p = balance(probs, k)
     weight = p * (1 - p)  # |1 - p| p for a one, |0 - p| (1 - p) for a zero
     *batch, n = p.shape
-    rows = [x.reshape(-1, n) for x in (p, 1 - p, weight)]
-    u = uniform_rows(seed, draws, [len(rows[0])], n)
-    return _draw(*rows, k.reshape(-1).expand(u.shape[:-1]), u).view(draws, *batch, n).to(dtype)
+    p, weight = p.reshape(-1, n), weight.reshape(-1, n)
+    u = uniform_rows(seed, draws, [len(p)], n)
+    return _draw(p, 1 - p, weight, k.reshape(-1).expand(u.shape[:-1]), u).view(draws, *batch, n).to(dtype)
 
 
 def _laws(p: Tensor, q: Tensor, weight: Tensor) -> list[tuple[Tensor, Tensor]]:
