@@ -20,13 +20,13 @@ LANES = 8  # of float64, the widest vectors of today's processors
 _vector, _index = ir.VectorType(ir.DoubleType(), LANES), ir.IntType(32)
 
 
-class _Lanes(types.Type):  # type: ignore[misc]
+class _Lanes(types.Type):
     def __init__(self) -> None:
         super().__init__("lanes")
 
 
 @register_model(_Lanes)
-class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _vector)
 
@@ -45,13 +45,18 @@ for _symbol, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), (o
     _define(_symbol, _instruction)
 
 
+def _instruction_of(function: Any) -> Any:
+    """An intrinsic, without the type that numba declares for it."""
+    return intrinsic(function)
+
+
 def _address(context, builder, kind, array, index):
     data = context.make_array(kind)(context, builder, array).data
     place = builder.gep(data, [builder.mul(index, index.type(LANES))])
     return builder.bitcast(place, _vector.as_pointer())
 
 
-@intrinsic
+@_instruction_of
 def at(context, x, i):
     """The i-th vector of an array."""
 
@@ -61,7 +66,7 @@ def at(context, x, i):
     return _lanes(x, types.int64), generate
 
 
-@intrinsic
+@_instruction_of
 def put(context, x, i, value):
     """Writes the i-th vector of an array."""
 
@@ -72,7 +77,7 @@ def put(context, x, i, value):
     return types.none(x, types.int64, _lanes), generate
 
 
-@intrinsic
+@_instruction_of
 def every(context, number):
     """A number in all lanes."""
 
@@ -84,7 +89,7 @@ def every(context, number):
     return _lanes(types.float64), generate
 
 
-@intrinsic
+@_instruction_of
 def if_positive(context, condition, x, y):
     """x in lanes with a positive condition, y in others."""
 
