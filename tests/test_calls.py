@@ -26,8 +26,8 @@ CALLS = {
     "mask with a graph": (lambda: khot.sigmoid_topk(LEAF, 5), 15, 10),
     "mask and gradient": (lambda: torch.autograd.grad(khot.sigmoid_topk(LEAF, 5), LEAF, X), 27, 10),
     "exponent": (lambda: khot.sparse_topk(X, 5), 15, 11),
-    "hard mask": (lambda: khot.topk_mask(X, 5), 35, 13),
-    "module": (lambda: MODULE(X), 36, 15),
+    "hard mask": (lambda: khot.topk_mask(X, 5), 33, 12),
+    "module": (lambda: MODULE(X), 18, 10),
     "constructor of a design": (lambda: ConditionalPoisson(logits=X, k=5), 18, 8),
     "draw of a design": (lambda: DESIGN.sample(), 32, 12),
 }

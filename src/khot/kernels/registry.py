@@ -169,7 +169,8 @@ class Backends:
         Raises:
             RuntimeError: If the requested backend takes the call but cannot run here.
         """
-        self.tell(*asked)
+        if log.isEnabledFor(logging.DEBUG):
+            self.tell(*asked)
         return self.look_up(*asked)
 
     def look_up(self, *asked: Any) -> Any:
@@ -201,8 +202,6 @@ class Backends:
 
     def tell(self, *asked: Any) -> None:
         """Writes to the log which backend computes a call, and why not one that comes before it."""
-        if not log.isEnabledFor(logging.DEBUG):
-            return
         x, told, by = asked[0], "", "torch"
         for choice in self.registered:
             reason = (

@@ -61,11 +61,13 @@ def keep_largest(x: Tensor, k: Any, dim: int | tuple[int, ...], by: str, for_sof
 
     ``for_softmax`` puts ``-inf`` in place of the other entries, instead of 0; only a softmax may use these values.
     """
-    is_whole = not (k.is_floating_point() or k.dtype == torch.bool) if isinstance(k, Tensor) else is_int(k)
+    is_whole = type(k) is int or (
+        not (k.is_floating_point() or k.dtype == torch.bool) if isinstance(k, Tensor) else is_int(k)
+    )
     call = call_of(x, k) if isinstance(k, Tensor) else call_of(x)
     if not (call.is_plain and call.shards is None and is_whole and x.numel() > 0):
         return None
-    rows = as_rows(x.detach(), dim)
+    rows = x.detach() if dim == -1 else as_rows(x.detach(), dim)
     keep = selection.keep_largest.find(rows)
     if keep is None:  # in plain torch the general way is faster
         return None
@@ -79,7 +81,8 @@ def keep_largest(x: Tensor, k: Any, dim: int | tuple[int, ...], by: str, for_sof
     values, mask, smallest = keep(rows, sizes, by == "magnitude", -math.inf if for_softmax else 0.0)
     if bool(smallest.isnan().any()):
         return None
-    values, mask = as_axes(values, x, dim), as_axes(mask, x, dim)
+    if dim != -1:
+        values, mask = as_axes(values, x, dim), as_axes(mask, x, dim)
     if x.requires_grad and torch.is_grad_enabled():
         given = (_KeepForSoftmax, x, [values]) if for_softmax else (_Keep, x, [values], mask)
         values = apply_untransformed(*given)

@@ -7,7 +7,15 @@ from torch import Tensor
 
 from khot._distributed.placements import is_dtensor
 from khot._torch_internals import outside_selective_checkpoints
-from khot._validation import DIM_IS_A_KEYWORD, check_flag, check_scores, check_strided, checked_int, is_int
+from khot._validation import (
+    DIM_IS_A_KEYWORD,
+    SOFTNESS_LIMITS,
+    check_flag,
+    check_scores,
+    check_strided,
+    checked_int,
+    is_int,
+)
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.axes import as_axes, as_rows
@@ -201,9 +209,11 @@ class TopK(TopKMask):
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         k = self._number("k") if k is None else k
-        check_scores(x, self.dim, joint=True)
-        self._check_units(x)
-        kept = keep_largest(x, k, self.dim, self.by) if self.softness is None else None
+        is_usual = self.idle is None and self.dim == -1 and isinstance(x, Tensor) and x.dtype in SOFTNESS_LIMITS
+        if not (is_usual and x.dim()):  # the layout of other scores is checked on the general way
+            check_scores(x, self.dim, joint=True)
+            self._check_units(x)
+        kept = keep_largest(x, k, self.dim, self.by) if self._softness is None else None
         y, mask = kept[:2] if kept else keep_masked(x, lambda entries: self.mask(entries, k))
         self._count(x, mask, k)
         return y

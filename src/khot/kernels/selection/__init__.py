@@ -12,15 +12,11 @@ the mask, or with another number such as ``-inf`` in place of the zeros, for mod
 import torch
 from torch import Tensor
 
-from ..operators.platforms import MAX_N
-from ..registry import Operator, only_if
+from ..registry import Operator
 from . import exact
 from .exact import check_ranked
 
 __all__ = ["bounds_of", "check_ranked", "keep_largest", "topk_indices", "topk_mask"]
-
-
-_NARROW = only_if(lambda x, *_: x.shape[-1] <= MAX_N, "its loops count the columns of a row in 32 bits")
 
 
 def _like(x: Tensor, *_: object) -> Tensor:
@@ -29,7 +25,7 @@ def _like(x: Tensor, *_: object) -> Tensor:
 
 topk_mask = Operator("topk_mask", exact.topk_mask, fake=_like)
 topk_mask.backend("triton", module=".triton_backend")
-topk_mask.backend("numba", module=".numba_backend", takes=_NARROW)
+topk_mask.backend("numba", module=".numba_backend")
 
 
 def _indices_like(x: Tensor, k: int, *_: object) -> Tensor:
@@ -38,7 +34,7 @@ def _indices_like(x: Tensor, k: int, *_: object) -> Tensor:
 
 topk_indices = Operator("topk_indices", exact.topk_indices, fake=_indices_like)
 topk_indices.backend("triton", module=".triton_backend")
-topk_indices.backend("numba", module=".numba_backend", takes=_NARROW)
+topk_indices.backend("numba", module=".numba_backend")
 
 
 def bounds_of(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,4 +48,4 @@ def _kept_like(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
 
 
 keep_largest = Operator("keep_largest", exact.keep_largest, fake=_kept_like)
-keep_largest.backend("numba", module=".numba_backend", takes=_NARROW)
+keep_largest.backend("numba", module=".numba_backend")
