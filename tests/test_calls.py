@@ -29,7 +29,7 @@ CALLS = {
     "hard mask": (lambda: khot.topk_mask(X, 5), 33, 12),
     "module": (lambda: MODULE(X), 18, 10),
     "constructor of a design": (lambda: ConditionalPoisson(logits=X, k=5), 18, 8),
-    "draw of a design": (lambda: DESIGN.sample(), 32, 12),
+    "draw of a design": (lambda: DESIGN.sample(), 31, 12),
 }
 
 
