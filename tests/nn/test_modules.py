@@ -166,6 +166,18 @@ class TestJumpReLU:
         (pseudo,) = torch.autograd.grad(module(x).mean(), module.threshold)
         assert pseudo.item() == pytest.approx(-0.5 / 4, rel=1e-3)
 
+    def test_infinite_thresholds_keep_all_or_nothing(self):
+        """Infinity times the distance 0 of an entry that is not near would be NaN."""
+        threshold, x = torch.tensor([0.0, torch.inf, -torch.inf]), torch.tensor([2.0, 2.0, 2.0], requires_grad=True)
+        for words in ({"learn_threshold": True}, {"through_input": True}):
+            module = JumpReLU(threshold, **words)
+            y = module(x)
+            y.sum().backward()
+            assert y.tolist() == [2, 0, 2] and x.grad.tolist() == [1, 0, 1]
+            x.grad = None
+        with pytest.raises(TypeError, match=r"`x` must be a torch\.Tensor, but got list"):
+            module.count([1.0])
+
     def test_a_penalty_on_the_count_trains_the_threshold(self):
         """And the entries near it, if they are to be trained; a gradient of NaN or beside the threshold shows."""
         values, near = [[0.2, 0.45, 0.55, 2.0], [-torch.inf, 0.5, torch.nan, torch.inf]], [[0, 1, 1, 0], [0, 1, 0, 0]]

@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from khot._contents import can_look, looks_at_contents
 from khot._module import Module, as_scalar
-from khot._validation import check_flag, check_strided, checked_positive, checked_real
+from khot._validation import check_flag, check_floating, check_strided, checked_positive, checked_real
 from khot.relaxations import straight_through_value
 
 
@@ -97,7 +97,8 @@ class JumpReLU(Module):
         if not (threshold.requires_grad or self.through_input):
             return torch.where(wide <= threshold, 0.0, x)  # in this order, which keeps NaN
         y = torch.where(wide <= threshold, 0.0, wide)
-        return straight_through_value(y, threshold.detach() * self._distance(wide, threshold)).to(x.dtype)
+        factor = threshold.detach().nan_to_num(nan=torch.nan)  # finite, because an infinite one has distance 0
+        return straight_through_value(y, factor * self._distance(wide, threshold)).to(x.dtype)
 
     def count(self, x: Tensor) -> Tensor:
         r"""The number of entries that are kept, with a pseudo-derivative, so that a penalty trains the threshold.
@@ -123,7 +124,7 @@ class JumpReLU(Module):
 
     def _compared(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The entries and the threshold, in a dtype in which they are compared."""
-        check_strided("x", x)
+        check_floating("x", x)
         threshold = as_scalar(self.threshold)
         dtype = torch.promote_types(torch.promote_types(x.dtype, threshold.dtype), torch.float32)
         return x.to(dtype), threshold.to(dtype)
