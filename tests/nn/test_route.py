@@ -184,6 +184,14 @@ def test_limits():
         assert_same(router.select(x, indices=own), router.select(x))
 
 
+def test_equal_groups():
+    """Of groups with the same experts in another order, the earlier one is kept."""
+    group, order = normal(50, 4, seed=4).float(), torch.tensor([2, 0, 3, 1])
+    x = torch.cat([group, group[:, order]], -1)
+    for best in (2, 3, 4):
+        assert (route(x, 1, scores="sigmoid", groups=(2, 1, best)).indices < 4).all()
+
+
 def test_few_and_all_experts():
     x = rows()
     for words in (*WORDS, V3 | {"groups": None}):

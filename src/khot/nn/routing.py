@@ -189,6 +189,8 @@ def candidates(logits: Tensor, scores: Scores, bias: Tensor | None, groups: Grou
     number, kept, best = groups
     members = c.view(*c.shape[:-1], number, c.shape[-1] // number)
     largest = members.detach().gather(-1, places_of_largest(members, best, may_exclude=True))
+    if best > 2:  # a sum of three rounds by their order, and groups with the same scores are equal
+        largest = largest.sort(-1).values
     of_groups = largest.masked_fill(largest == -torch.inf, 0).sum(-1)
     of_groups = of_groups.masked_fill(largest.amax(-1) == -torch.inf, -torch.inf)
     return members.masked_fill(topk_mask(of_groups, kept).unsqueeze(-1) == 0, -torch.inf).flatten(-2)
