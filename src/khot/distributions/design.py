@@ -85,6 +85,7 @@ class SamplingDesign(KHotDistribution):
     most once what its members share, such as ``probs`` or a product tree. A design that is used after one of its
     tensors was changed in place, as by an optimizer's step, raises a RuntimeError: make it inside the step. torch does
     not count writes into ``.data``, in inference mode, and by optimizers with ``fused=True``, so none is noticed.
+    Of two backward passes through members of one design, the first needs ``retain_graph=True``, since they share parts.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
