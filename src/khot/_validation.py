@@ -48,7 +48,7 @@ def check_strided(name: str, value: Any, *, are_scores: bool = False, reads_layo
 
 def check_floating(name: str, value: Any, *, are_scores: bool = False, reads_layouts: bool | None = None) -> None:
     """Checks for a dense tensor of a floating-point dtype in which torch computes."""
-    if _is_dense(value) and value.is_floating_point():
+    if _is_dense(value, reads_layouts) and value.is_floating_point():
         return
     _check_tensor(name, value)
     check_strided(name, value, are_scores=are_scores, reads_layouts=reads_layouts)
@@ -57,13 +57,17 @@ def check_floating(name: str, value: Any, *, are_scores: bool = False, reads_lay
         raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}{advice}")
 
 
-def _is_dense(value: Any) -> bool:
+def _is_dense(value: Any, reads_layouts: bool | None = None) -> bool:
     """Whether one quick test shows that this is a dense tensor in a dtype of 16 bits or more, outside of graphs."""
     kind = type(value)
-    if (kind is not Tensor and kind is not Parameter) or torch.compiler.is_compiling():
+    if kind is not Tensor and kind is not Parameter:
         return False
-    is_usual = value.layout is torch.strided and not value.is_nested and torch._C._get_tracing_state() is None
-    return is_usual and (value.dtype.itemsize > 1 or not value.is_floating_point())
+    if reads_layouts is not False:  # the caller has not asked for the kind of the call, or layouts matter
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+            return False
+        if value.layout is not torch.strided or value.is_nested:
+            return False
+    return value.dtype.itemsize > 1 or not value.is_floating_point()
 
 
 def _check_tensor(name: str, value: Any) -> None:

@@ -206,8 +206,8 @@ def test_no_member_of_a_design_survives_a_change_of_its_parameter(name):
             for copied in (lambda law: copy.copy(law).sample(), copy.deepcopy, pickle.dumps):
                 with pytest.raises(RuntimeError, match="make it inside the step"):
                     copied(law)
-            expected = LAWS[name](theta.detach())
-            assert LAWS[name](theta).logits.equal(expected.logits)
+            if "logits" in asked:  # which wrappers do not have
+                assert LAWS[name](theta).logits.equal(LAWS[name](theta.detach()).logits)
 
 
 def test_a_change_of_another_argument_is_noticed():

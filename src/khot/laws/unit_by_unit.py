@@ -294,11 +294,11 @@ def sample(logits: Tensor, k: Size, draws: int, generator: torch.Generator | Non
     """
     if bernoulli_count_draw.kernel(logits, draws) is None:
         return None
-    ends = [number_on(logits.device, end).long() for end in _ends(k)]
-    if len(ends) > 1 and not takes(logits, k):
+    if isinstance(k, SizeRange) and not takes(logits, k):
         return None
-    batch_shape = broadcast_shapes(logits.shape[:-1], *(end.shape for end in ends))
-    rows, (low, *_, high) = logits.double().expand(*batch_shape, logits.shape[-1]), (ends * 2)[:2]
+    low, high = (number_on(logits.device, end).long() for end in _ends(k))
+    batch_shape = broadcast_shapes(logits.shape[:-1], low.shape, high.shape)
+    rows = logits.double().expand(*batch_shape, logits.shape[-1])
     seed = draw_seed(logits.device, generator)
     drawn: Tensor = bernoulli_count_draw(
         rows, low.expand(batch_shape), high.expand(batch_shape), seed, draws, torch.bool

@@ -191,7 +191,7 @@ def bernoulli_count_draw(
 ) -> Tensor:
     *batch, n = logits.shape
     logits, low, high = logits.reshape(-1, n).contiguous(), low.reshape(-1).contiguous(), high.reshape(-1).contiguous()
-    out = torch.empty(draws, len(logits), n, dtype=torch.bool)
+    out = logits.new_empty((draws, len(logits), n), dtype=torch.bool)
     if _has_table(n, low, high):
         _draw_blocks(logits, low, high, seed, out)
     elif torch.equal(low, high):
@@ -205,7 +205,7 @@ def _draw_blocks(logits: Tensor, low: Tensor, high: Tensor, seed: Tensor, out: T
     draws, rows, n = out.shape
     blocks, items = _blocks(n, low, high)
     parts = 1 if blocks >= BLOCK_TASKS else max(1, min(2 * BLOCK_TASKS, draws // DRAWS_A_TASK))
-    lost = torch.empty(rows, dtype=torch.bool)
+    lost = out.new_empty(rows)
     arguments = *(x.numpy() for x in (logits, low, high)), NONE, seed.contiguous().numpy(), out.numpy(), lost.numpy()
     over_rows(_draw_tasks, blocks * parts, items * parts + 16 * out.numel(), parts, *arguments)
     if lost.any():

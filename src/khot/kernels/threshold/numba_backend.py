@@ -3,6 +3,7 @@
 Rows that a loop leaves, see :mod:`.numba_loops`, go to the exact path together.
 """
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ from .kinds import KINDS, Kind, Recipe, Solved
 from .numba_loops import Loops, loops_of
 
 NOTHING = np.empty(0)
+_NUMBERS = {
+    torch.float32: (ctypes.c_float, np.float32),
+    torch.float64: (ctypes.c_double, np.float64),
+    torch.bool: (ctypes.c_bool, np.bool_),
+}
 
 
 def threshold(
@@ -113,8 +119,12 @@ def _flat(value: Tensor) -> Tensor:
 
 
 def _array(x: Tensor) -> Any:
-    """The numbers of a contiguous tensor as a flat array."""
-    return x.numpy().ravel()
+    """The numbers of a contiguous tensor as a flat array, for as long as somebody keeps the tensor.
+
+    After ``Tensor.numpy`` a storage could not be resized any more, as FSDP does with that of a parameter.
+    """
+    kind, dtype = _NUMBERS[x.dtype]
+    return np.frombuffer((kind * x.numel()).from_address(x.data_ptr()), dtype)
 
 
 def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
@@ -153,8 +163,6 @@ def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
 
 def _numbers(x: Tensor, dtype: torch.dtype) -> Any:
     """The numbers of a tensor, of this dtype, as a contiguous array."""
-    if x.requires_grad:
-        x = x.detach()
-    if x.dtype is not dtype:
-        x = x.to(dtype)
-    return (x if x.is_contiguous() else x.contiguous()).numpy()
+    if x.dtype is dtype and x.is_contiguous():
+        return _array(x).reshape(x.shape)
+    return x.detach().to(dtype).contiguous().numpy()
