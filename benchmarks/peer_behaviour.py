@@ -82,7 +82,7 @@ def _() -> bool:
     return few == {0, 1, 2} and min(many) > 150
 
 
-@check("torch", "After a ReLU, the zeros")
+@check("torch", "After a ReLU has left")
 def _() -> bool:
     x = torch.zeros(300)
     x[7] = 1.0
@@ -396,7 +396,7 @@ def _() -> bool:
     return near(of_samplics("pps_brewer", SIX, 3, draws=40_000)[0], 0.157, by=0.0055)
 
 
-@check("svy", "The same; beside a certain unit")
+@check("svy", "Brewer's method misses them in svy")
 def _() -> bool:
     return near(of_svy("pps_brewer", [1.0, 0.8, 0.6, 0.4, 0.2], 3, certainty_threshold=1.0)[0][1], 0.738, by=0.03)
 
@@ -427,7 +427,7 @@ def _() -> bool:
     return near(of_samplics("pps_murphy", FIVE, 2)[0], 0.1716, by=0.02)
 
 
-@check("svy", "Draws with replacement of a unit")
+@check("svy", "A unit that is drawn twice")
 def _() -> bool:
     sizes = of_svy("pps_wr", FIVE, 2)[1]
     return near(sizes.count(1) / len(sizes), 0.26, by=0.035)

@@ -263,9 +263,9 @@ def _eager_dispatcher() -> Iterator[None]:
         yield
 
 
-def _runs_unwatched() -> bool:
+def _runs_unwatched(forward_mode: bool = False) -> bool:
     """Whether nothing but the mode of the device is active."""
     if not all(isinstance(mode, _Device) for mode in _get_current_dispatch_mode_stack()):
         return False
     with _disable_current_modes():
-        return runs_unwatched()
+        return runs_unwatched(forward_mode)

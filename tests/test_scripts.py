@@ -36,7 +36,7 @@ OWN_TESTS = {  # of the experiments that test_smoke.py does not run
 }
 UNTIMED = {  # public names that are no map, design or estimator of their own
     "AdaptiveStep", "Link", "Logistic", "MovingAverage", "SamplingDesign", "capped_simplex_map",
-    "horvitz_thompson", "straight_through_value",
+    "horvitz_thompson", "straight_through_value", "topk_indices",
 }  # fmt: skip
 HELPERS = {
     "build_readme",

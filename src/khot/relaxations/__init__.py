@@ -36,7 +36,7 @@ from khot.kernels.links.logistic import Logistic
 
 from ._capped_softmax import capped_softmax
 from ._straight_through import straight_through_topk, straight_through_value
-from .capped_simplex import capped_simplex_map
+from .any_link import capped_simplex_map
 from .counting import soft_count, soft_quantile
 from .hard import topk_indices, topk_mask
 from .isotonic import isotonic_l2, isotonic_lp

@@ -75,7 +75,7 @@ class ThresholdMap(NamedTuple):
 
     def apply(self, call: Call, x: Tensor, k: Number, softness: Number, dim: int | tuple[int, ...]) -> Tensor:
         """The values along ``dim``, in a call of this kind."""
-        if call is PLAIN and dim == -1 and _is_usual(x, k, softness):
+        if call is PLAIN and type(dim) is int and dim == -1 and _is_usual(x, k, softness):
             recipe = threshold.recipe(x, self.link, self.kind)
             found = recipe and recipe.mask(x, k, softness)
             if found:
@@ -244,6 +244,7 @@ def _gradients(
     options = *setting.link.key, setting.kind.name
     of_thresholds = None
     if grad_at is not None:
+        s = numbers_of_rows(x, s)  # no kernel of an accelerator computes it
         of_thresholds = threshold.threshold_derivative.within(call, x, s, at[0], at[1], grad_at[1], *options)
     if grad is None:
         return of_thresholds
@@ -259,7 +260,7 @@ def _gradients(
 def _map_rows(x: Tensor, s: Tensor, at: Tensor, setting: Setting) -> MapRows:
     """The quantities that the derivatives need; the offsets, but not the anchors, are differentiable."""
     here = Threshold(at[0].detach(), at[1])
-    return MapRows.of(x, s.to(x.device), here, setting.link, setting.kind, reductions(setting.shards))
+    return MapRows.of(x, numbers_of_rows(x, s), here, setting.link, setting.kind, reductions(setting.shards))
 
 
 def _jvp(ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | None, ds: Tensor | None, *_: None) -> Any:
