@@ -5,6 +5,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
 
 def for_each(names: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator: the test runs with each of the values in turn, within one case; an error names the value.
@@ -22,7 +24,7 @@ def for_each(names: str, values: Iterable[Any]) -> Callable[[Callable[..., None]
                 given = dict(zip(split, [value] if len(split) == 1 else value, strict=True))
                 try:
                     test(*args, **kwargs, **given)
-                except Exception as error:
+                except (Exception, pytest.fail.Exception) as error:
                     raise AssertionError(f"with {given}") from error
 
         signature = inspect.signature(test)
