@@ -209,7 +209,8 @@ class TopK(TopKMask):
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         k = self._number("k") if k is None else k
-        is_usual = self.idle is None and self.dim == -1 and isinstance(x, Tensor) and x.dtype in SOFTNESS_LIMITS
+        given: Any = x  # which may be anything
+        is_usual = self.idle is None and self.dim == -1 and isinstance(given, Tensor) and x.dtype in SOFTNESS_LIMITS
         if not (is_usual and x.dim()):  # the layout of other scores is checked on the general way
             check_scores(x, self.dim, joint=True)
             self._check_units(x)

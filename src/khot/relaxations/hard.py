@@ -76,7 +76,7 @@ def topk_indices(
     r"""Finds the positions of the k largest entries, in increasing order.
 
     Among equal scores, earlier entries win, on every device and in compiled and exported programs, where the order of
-    :func:`torch.topk` is undefined. If a row has k entries above ``-inf``, the result is the row of
+    ``torch.topk`` is undefined. If a row has k entries above ``-inf``, the result is the row of
     ``topk_mask(x, k).nonzero()``.
 
     Each row can have its own part ``[start, start + length)``, such as the keys of a causal or a padded sequence; what

@@ -92,6 +92,7 @@ threshold_derivative = Operator(
 )
 threshold_derivative.backend("numba", module=".numba_backend", takes=_has_offset_loop)
 
+MOST_RECIPES = 64  # that are kept
 # The mask as a function of the scores only, for numbers k and scale, and its gradient, both at the least fixed cost.
 _recipes = Backends(__name__, "recipe")
 _recipes.name = mask.name
@@ -103,6 +104,8 @@ def recipe(x: Tensor, link: Link, kind: Kind) -> Recipe | None:
     """How a plain call with these scores is computed, found once for each device, dtype, link and kind."""
     asked = x.device, x.dtype, link.key, kind.name
     if asked not in _recipes.known:
+        if len(_recipes.known) >= MOST_RECIPES:  # of exponents that change from step to step
+            _recipes.known.clear()
         make = _recipes.look_up(x, link, kind)
         _recipes.known[asked] = make and make(link, kind, x.dtype)
     found: Recipe | None = _recipes.known[asked]

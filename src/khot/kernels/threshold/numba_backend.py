@@ -19,7 +19,7 @@ from .kinds import KINDS, Kind, Recipe, Solved
 from .numba_loops import Loops, loops_of
 
 NOTHING = np.empty(0)
-_NUMBERS = {
+_NUMBERS: dict[torch.dtype, tuple[Any, Any]] = {
     torch.float32: (ctypes.c_float, np.float32),
     torch.float64: (ctypes.c_double, np.float64),
     torch.bool: (ctypes.c_bool, np.bool_),
