@@ -115,6 +115,10 @@ class TopKMetricLoss(Module):
 
     It takes the other arguments of the function.
 
+    Attributes:
+        k: Number of positions that the metric looks at, an int.
+        softness: Softness of the masks, a number, a tensor or a parameter. It may be assigned at any time.
+
     Raises:
         TypeError: If an argument has the wrong type; ``softness`` is checked when it is called.
         ValueError: If an argument is out of range; ``softness`` is checked when it is called.
