@@ -23,10 +23,10 @@ DESIGN = GumbelTopK(logits=X, k=5)
 
 
 CALLS = {
-    "mask": (lambda: khot.sigmoid_topk(X, 5), 13, 10),
-    "mask with a graph": (lambda: khot.sigmoid_topk(LEAF, 5), 15, 10),
-    "mask and gradient": (lambda: torch.autograd.grad(khot.sigmoid_topk(LEAF, 5), LEAF, X), 27, 10),
-    "exponent": (lambda: khot.sparse_topk(X, 5), 15, 11),
+    "mask": (lambda: khot.sigmoid_topk(X, 5), 14, 10),
+    "mask with a graph": (lambda: khot.sigmoid_topk(LEAF, 5), 16, 10),
+    "mask and gradient": (lambda: torch.autograd.grad(khot.sigmoid_topk(LEAF, 5), LEAF, X), 30, 10),
+    "exponent": (lambda: khot.sparse_topk(X, 5), 16, 11),
     "hard mask": (lambda: khot.topk_mask(X, 5), 33, 12),
     "module": (lambda: MODULE(X), 18, 10),
     "constructor of a design": (lambda: ConditionalPoisson(logits=X, k=5), 24, 9),

@@ -154,7 +154,8 @@ def _inclusion_loop(find_range, nodes_of_row, inclusion):
         middle, reach = low + half, half + MARGIN + math.log(theta.shape[0])
         fill_weights(theta, middle, weight)
         row = Row(weight, k, room.of_nodes)
-        first, last, curvature, peak = find_range(row, -reach, reach, depth, room.node, room.width)
+        # one nat deeper than a probability needs: a gradient sums the tails of many units
+        first, last, curvature, peak = find_range(row, -reach, reach, depth + 1.0, room.node, room.width)
         when[0], when[1], when[2], when[3] = first - peak, last - peak, curvature, middle - peak
         return nodes_of_row(theta.shape[0], when[0], when[1], curvature, depth, room.node, room.width)
 
