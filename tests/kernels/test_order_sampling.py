@@ -273,6 +273,20 @@ def test_accuracy_where_the_integrals_end(noise, cpu_backend):
 
 
 @every_noise
+def test_accuracy_between_clusters(noise, cpu_backend):
+    """Units in two clusters far apart, with k at the boundary: the integrand is flat between sharp edges."""
+    if cpu_backend == "torch":
+        pytest.skip("this is the reference")
+    theta, k = 1e-3 * random_positions(2, 30), torch.tensor([15, 29])
+    theta[0, 15:] += 26
+    theta[1, 0] -= 18.4
+    expected = kernel._inclusion_in_torch(noise, theta, k)
+    for depth in (SINGLE, EXACT):
+        found = kernel.inclusion_probabilities(noise, theta, k, depth)
+        torch.testing.assert_close(found, expected, rtol=0, atol=math.exp(-depth) + 1e-11)
+
+
+@every_noise
 @pytest.mark.parametrize("mask", [-100.0, -1e3, -1e9, -1e30])
 def test_masked_rows_stay_in_the_loops(noise, mask, cpu_backend, monkeypatch):
     """Units that are masked by a large number, and others that are certain, cost no more than infinite positions."""

@@ -20,12 +20,13 @@ from ..cpu.maths import EXP
 from . import Integrals, numba_log_prob
 from .numba_arrivals import Row, of_rows_by_nodes, space_for
 from .numba_noises import NOISES
-from .numba_range import MARGIN, WIDEST, gather, leave_out_certain, nodes_of
+from .numba_range import MARGIN, RATES, WIDEST, gather, leave_out_certain, nodes_of
 from .numba_same_design import of_rows_with_one_design
 
 exp = EXP[np.float64]
 FAR = 0.5 * WIDEST  # exp(-FAR) does not change a probability, and units this far apart still fit into a loop
 STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_ARRIVALS = 50, 50, 1000  # of work for a unit, approximately
+TRIALS, ROUNDING = 4, 1e-13  # each trial has twice the nodes of the one before
 
 
 @inlined
@@ -174,12 +175,20 @@ def _inclusion_loop(find_range, nodes_of_row, inclusion):
                 continue
             row, weight = finite[:count], weights[:count]
             nodes = fill_range(row, size, depth, weight, room, when[r])
-            if nodes < 0:
+            fill_weights(row, when[r, 3], weight)
+            is_near = False
+            for _ in range(TRIALS):
+                if nodes < 0 or is_near:
+                    break
+                inclusion(room, weight, size, nodes, when[r], depth, given[r, :count], found[:count])
+                is_near = abs(found[:count].sum() - size) <= count * (0.3 * math.exp(-depth) + ROUNDING)
+                if not is_near:  # the integrand has edges that are sharper than its peak
+                    when[r, 2] = 4.0 * (when[r, 2] + RATES)
+                    nodes = nodes_of_row(count, when[r, 0], when[r, 1], when[r, 2], depth, room.node, room.width)
+            if not is_near:
                 when[r, 0] = np.nan
                 skipped += 1
                 continue
-            fill_weights(row, when[r, 3], weight)
-            inclusion(room, weight, size, nodes, when[r], depth, given[r, :count], found[:count])
             for j in range(count):
                 result[r, places[j]] = min(found[j], 1.0)
         return skipped
