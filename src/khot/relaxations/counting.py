@@ -21,6 +21,7 @@ from khot._distributed.boundary import of_rows
 from khot._validation import check_floating, check_scores, check_softness, check_softness_contents, checked_real
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.operators.autograd import with_derivatives_of
+from khot.kernels.order import sorted_rows
 from khot.kernels.order.sums import FAR
 
 from .laplace import carried, decayed_sums, positions
@@ -214,11 +215,11 @@ def _check_contents(x: Tensor, scale: float | Tensor, name: str, value: Tensor) 
 
 
 def _sorted(x: Tensor, scale: float | Tensor, is_excluded: Tensor) -> _Row:
-    x = x.double()
     lowest = x.detach().masked_fill(is_excluded, torch.inf).amin(-1, keepdim=True)
     lowest = lowest.masked_fill(lowest.isinf(), 0.0)
-    values, order = torch.where(is_excluded | (x == -torch.inf), lowest, x).sort(-1)
-    half, column = values * 0.5, in_rows_of(x, scale).unsqueeze(-1) * 0.5
+    x = torch.where(is_excluded | (x == -torch.inf), lowest, x)
+    order = sorted_rows(x)[1]
+    half, column = x.gather(-1, order).double() * 0.5, in_rows_of(x, scale).unsqueeze(-1) * 0.5
     z, gap = positions(half, column)
     weight = (~is_excluded).to(z.dtype).gather(-1, order)
     before, after = decayed_sums(z, gap, weight, weight.clone())  # Dynamo refuses the same tensor twice

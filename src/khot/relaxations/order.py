@@ -28,7 +28,7 @@ class _Sorted(NamedTuple):
     """The arguments of an :class:`OrderMap`."""
 
     x: Tensor  # with the axis moved to the end
-    values: Tensor  # sorted
+    values: Tensor  # sorted, as constants
     order: Tensor  # their positions in x
     scale: float | Tensor  # negative for descending order, so that z = x/s still ascends
 
@@ -51,11 +51,11 @@ def _sorted(x: Tensor, scale: float | Tensor, descending: bool, dim: int) -> _Ro
     dtype, filled = x.dtype, None
     looks = looks_at_contents(x) or x.numel() == 0
     if looks:
-        values, order = x.sort(-1, descending=descending)
+        values, order = kernel.sorted_rows(x, descending)
     if not looks or _has_excluded(values, scale):
         filled = filled_below(x, 4 * FAR * (in_rows_of(x, scale).unsqueeze(-1) if isinstance(scale, Tensor) else scale))
         x = filled.x
-        values, order = x.sort(-1, descending=descending)
+        values, order = kernel.sorted_rows(x, descending)
     if descending:
         scale = -scale.double() if isinstance(scale, Tensor) else -scale
     return _Rows(_Sorted(x, values, order, scale), filled, dtype)

@@ -21,7 +21,7 @@ from khot.kernels.registry import Backends
 
 @dataclass(frozen=True)  # as a constant tuple, Dynamo of torch 2.6 would have to write down its contents
 class OrderMap:
-    """A map of sorted rows ``values, order = x.sort(-1)``, in differentiable operations and in faster ones.
+    """A map of sorted rows, in differentiable operations and in faster ones.
 
     Attributes:
         compose: The map as a function of values and order (..., n) and the scale, a number or of the batch shape (...).
@@ -33,15 +33,13 @@ class OrderMap:
 
     def __call__(self, x: Tensor, values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
         """The map of x (..., n), which is already sorted."""
-        if not is_plain(x, scale) or x.numel() == 0:
-            return self.compose(values, order, scale)
-        found = self.whole.find(x)
+        found = self.whole.find(x) if is_plain(x, scale) else None
         if found is None:
-            return self.compose(values, order, scale)
+            return self.compose(x.gather(-1, order), order, scale)
         if isinstance(scale, Tensor):
             scale = scale.to(x.device, torch.float64).expand(x.shape[:-1])
         if torch.is_grad_enabled() and (x.requires_grad or (isinstance(scale, Tensor) and scale.requires_grad)):
-            result: Tensor = _Whole.apply(x, scale, values.detach(), order, found, self.compose)
+            result: Tensor = _Whole.apply(x, scale, values, order, found, self.compose)
             return result
         with torch.no_grad():
             return found.forward(values, order, scale)

@@ -6,6 +6,7 @@ from torch import Tensor
 from khot._distributed.boundary import of_rows
 from khot._validation import check_scores, check_softness, check_strided
 from khot.kernels.isotonic.exact import block_sums
+from khot.kernels.order import sorted_rows
 
 from .excluded import filled_below, may_have_excluded, with_lowest_first
 from .isotonic import column, of_pooled, solve_blocks
@@ -77,7 +78,8 @@ def _root(w: Tensor, p: float) -> Tensor:
 
 def _project(x: Tensor, w: Tensor, strength: Tensor, names: str, p: float = 2.0) -> Tensor:
     """The projection for w in descending order."""
-    s, order = x.sort(-1, descending=True)
+    order = sorted_rows(x, descending=True)[1]
+    s = x.gather(-1, order)
     middle = (s[..., :1] / 2 + s[..., -1:] / 2).detach()  # a shift that leaves the result the same but keeps its digits
     s = s - middle.nan_to_num(0.0, 0.0, 0.0)
     v, blocks = solve_blocks(s, w, strength, names, p)

@@ -35,7 +35,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..registry import Backends, Operator
+from ..call import is_plain
+from ..registry import Backends, Operator, only_if
 from . import slices, sums
 from .sums import Points, number_of_points
 
@@ -50,6 +51,7 @@ __all__ = [
     "soft_rank",
     "soft_sort",
     "sorted_positions",
+    "sorted_rows",
 ]
 
 
@@ -89,6 +91,22 @@ decayed_sums = Operator("decayed_sums", sums.decayed_sums, fake=_like_twice)
 soft_count_inverse = Operator("soft_count_inverse", sums.soft_count_inverse, fake=_like_points)
 slice_weights = Operator("slice_weights", slices.slice_weights, fake=_like_slices)
 slice_weights_derivative = Operator("slice_weights_derivative", slices.slice_weights_derivative, fake=_like_gradients)
+
+FEW = 2**11  # numbers that torch sorts before NumPy's sort is set up
+
+_sort_rows = Backends(__name__, "sort_rows")
+_sort_rows.backend(
+    "numba", module=".numba_sort", takes=only_if(lambda x: x.numel() >= FEW, "torch sorts a few numbers sooner")
+)
+
+
+def sorted_rows(x: Tensor, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """Sorted values and their positions along the last axis, as of ``torch.sort``: constants; ties in their order."""
+    x = x.detach()
+    sort = _sort_rows.find(x) if is_plain(x) else None
+    found = sort(x, descending) if sort else x.sort(-1, descending=descending)
+    return found[0], found[1]
+
 
 # Whole maps and their first derivatives, each a :class:`RowMap`; other calls are composed of the operators above.
 soft_rank = Backends(__name__, "SOFT_RANK")
