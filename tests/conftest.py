@@ -8,6 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+# Before torch is imported: threads that wait sleep. On as many processes as cores they take the cores from those that
+# compute: small tensors on two threads cost ten to twenty times as much.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 from packaging.version import Version
