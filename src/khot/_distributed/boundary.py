@@ -19,7 +19,6 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 import torch
@@ -44,7 +43,7 @@ from .placements import (
     shard_axis,
     whole,
 )
-from .shards import Shards, spread_over
+from .shards import Shards
 
 if TYPE_CHECKING:
     import torch.distributed.tensor
@@ -59,6 +58,9 @@ R = TypeVar("R")
 NUMBERS = ("k", "temperature", "scale", "strength", "epsilon", "softness", "starts", "lengths")
 
 
+InParts = Callable[[dict[str, Any]], Callable[..., Tensor] | None]
+
+
 class Layout(NamedTuple):
     """How the arguments and the result of a function are aligned with the rows of its first argument.
 
@@ -67,14 +69,14 @@ class Layout(NamedTuple):
         rows: Parameters of the shape of the rows or, where that is allowed, broadcasting to it; the first is the lead.
         numbers: Parameters that broadcast to the shape of the batch.
         batch_first: Whether the result begins with the axes of the batch, rather than having those of the rows.
-        in_parts: Whether, with these arguments, the function handles sharded rows.
+        in_parts: For these arguments, the function with a first argument ``over`` that handles sharded rows, or None.
     """
 
     signature: inspect.Signature
     rows: tuple[str, ...]
     numbers: tuple[str, ...]
     batch_first: bool
-    in_parts: Callable[[dict[str, Any]], bool]
+    in_parts: InParts
 
 
 class _Meta(NamedTuple):
@@ -94,7 +96,7 @@ def of_rows(
     rows: tuple[str, ...] = ...,
     numbers: tuple[str, ...] = ...,
     batch_first: bool = ...,
-    in_parts: Any = ...,
+    in_parts: InParts = ...,
     needs_float64: bool = ...,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
@@ -105,7 +107,7 @@ def of_rows(
     rows: tuple[str, ...] = ("x",),
     numbers: tuple[str, ...] = (),
     batch_first: bool = False,
-    in_parts: bool | Callable[[dict[str, Any]], bool] = False,
+    in_parts: InParts = lambda arguments: None,
     needs_float64: bool = True,
 ) -> Any:
     """Decorator for a function of rows: decides which tensors it takes, and makes it accept DTensors.
@@ -117,16 +119,15 @@ def of_rows(
         rows: Names of the arguments with the axes of the rows.
         numbers: Names of those with the axes of the batch, in addition to k and the softness.
         batch_first: Whether the result begins with the axes of the batch, and does not have those of the rows.
-        in_parts: Whether it calls :func:`shards_of_rows` to handle sharded rows; or a function of its arguments for
-            that.
+        in_parts: For its arguments, the function that handles sharded rows, which has a first argument ``over`` for
+            the reductions of a row; None if the rows are to be gathered.
         needs_float64: Whether it runs on the host if the device of its tensors has no float64.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
         known = tuple(name for name in (*NUMBERS, *numbers) if name in signature.parameters)
-        handles = in_parts if callable(in_parts) else lambda arguments: bool(in_parts)
-        layout, most = Layout(signature, rows, known, batch_first, handles), places(signature)
+        layout, most = Layout(signature, rows, known, batch_first, in_parts), places(signature)
 
         names, defaults = tuple(signature.parameters), {"dim": -1, **_defaults(signature)}
 
@@ -264,14 +265,13 @@ class _Call:
         lead: DTensor = self.arguments[self.lead_name]
         ground = self._ground_axes(lead.dim())
         cut = [at for at, placement in enumerate(lead.placements) if shard_axis(placement) in ground]
-        in_parts = bool(cut) and self.layout.in_parts(self.arguments)
+        in_parts = self.layout.in_parts(self.arguments) if cut else None
         one = torch.distributed.tensor.Replicate()
         gone = {at for at, p in enumerate(lead.placements) if p.is_partial()} | set(() if in_parts else cut)
         self.lead = placed(lead, [one if at in gone else p for at, p in enumerate(lead.placements)])
         self.batch = [axis for axis in range(lead.dim()) if axis not in ground]
         arguments = {name: self._localised(name, value) for name, value in self.arguments.items()}
-        with spread_over(shards_of(self.lead, ground, cut)) if in_parts else nullcontext():
-            local = self.function(**arguments)
+        local = in_parts(shards_of(self.lead, ground, cut), **arguments) if in_parts else self.function(**arguments)
         result = whole(local, self.lead, [self._of_result(p) for p in self.lead.placements], self.shape, self.stride)
         if self.reduction in ("mean", "sum"):
             return self._reduced(result)

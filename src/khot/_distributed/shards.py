@@ -1,27 +1,29 @@
 """Sharded rows, of which each process holds some items: sums, maxima and gathers over the processes.
 
-A function that handles such rows gets the processes that hold the other parts from :func:`shards_of_rows`. Its control
-flow must depend only on reduced numbers, which are the same on all processes; otherwise it would deadlock.
+A function that handles such rows gets these reductions as its argument ``over``. Its control flow must depend only on
+reduced numbers, which are the same on all processes; otherwise it would deadlock.
 """
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from khot.kernels.exact.reductions import Whole
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Shards", "seen_by_parts", "shards_of_rows", "spread_over", "sum_of_parts"]
+__all__ = ["Shards"]
 
 
-class Shards(NamedTuple):
-    """The processes that hold the items of the rows in this call, and the numbers of items.
+@dataclass(frozen=True, eq=False)
+class Shards(Whole):
+    """Rows of which every process holds a part: the processes, and the numbers of items.
 
     Attributes:
         groups: The groups of processes over which the items are spread, one for each mesh axis that shards rows.
@@ -33,6 +35,8 @@ class Shards(NamedTuple):
     n: int
     lengths: tuple[int, ...]
 
+    is_whole = False
+
     @classmethod
     def of_parts(cls, group: "ProcessGroup", items: int, device: torch.device) -> "Shards":
         """For a group in which each process has this many items, unknown to the others: one collective."""
@@ -42,19 +46,36 @@ class Shards(NamedTuple):
         counts = tuple(lengths.tolist())
         return cls((group,), sum(counts), counts)
 
-    def sum(self, *values: Tensor) -> list[Tensor]:
-        """Sums over the parts, in float64: one collective for all of the values, which have one shape."""
-        return self._reduced(values, dist.ReduceOp.SUM)
+    def length(self, x: Tensor) -> int:
+        return self.n
 
-    def max(self, *values: Tensor) -> list[Tensor]:
-        """Maxima over the parts, in float64: one collective for all of the values, of which none is NaN."""
-        return self._reduced(values, dist.ReduceOp.MAX)
+    def sum(self, *numbers: Tensor) -> tuple[Tensor, ...]:
+        """Sums over the parts, in float64: one collective for all of the numbers, which have one shape.
 
-    def _reduced(self, values: Sequence[Tensor], operation: "dist.ReduceOp.RedOpType") -> list[Tensor]:
-        together = torch.stack([value.double() for value in values])
+        Differentiable, without a collective: every process already has the gradient of a sum over all parts.
+        """
+        together: Tensor = _Sum.apply(_stacked(numbers), self)
+        return together.unbind()
+
+    def max(self, *numbers: Tensor) -> tuple[Tensor, ...]:
+        """Maxima over the parts, in float64: one collective for all of the numbers, of which none is NaN."""
+        return self.reduced(_stacked(numbers), dist.ReduceOp.MAX).unbind()
+
+    def seen(self, *numbers: Tensor) -> tuple[Tensor, ...]:
+        """Float64 numbers of rows as the local items use them; their derivative takes one collective for all."""
+        together: Tensor = _Seen.apply(torch.stack(numbers), self)
+        return together.unbind()
+
+    def logsumexp(self, *items: Tensor) -> tuple[Tensor, ...]:
+        tops = [torch.where(top > -torch.inf, top, 0.0) for top in self.max(*(v.amax(-1) for v in items))]
+        sums = self.sum(*((v - top.unsqueeze(-1)).exp().sum(-1) for v, top in zip(items, tops, strict=True)))
+        return tuple(v.log() + top for v, top in zip(sums, tops, strict=True))
+
+    def reduced(self, values: Tensor, operation: "dist.ReduceOp.RedOpType") -> Tensor:
+        """The tensor, overwritten with its reduction over all parts."""
         for group in self.groups:
-            dist.all_reduce(together, operation, group=group)
-        return list(together.unbind())
+            dist.all_reduce(values, operation, group=group)
+        return values
 
     def gather(self, value: Tensor) -> Tensor:
         """``(parts, *value.shape)`` of values of the same shape on all processes, in the order of the parts."""
@@ -74,26 +95,8 @@ class Shards(NamedTuple):
         return number
 
 
-class _State(threading.local):
-    current: Shards | None = None
-
-
-_state = _State()
-
-
-def shards_of_rows() -> Shards | None:
-    """The processes that hold the other parts of the rows that this thread handles; None if rows are whole."""
-    return _state.current
-
-
-@contextmanager
-def spread_over(shards: Shards) -> Iterator[None]:
-    """In this context rows are parts, which only functions that use :func:`shards_of_rows` handle correctly."""
-    _state.current, before = shards, _state.current
-    try:
-        yield
-    finally:
-        _state.current = before
+def _stacked(numbers: Sequence[Tensor]) -> Tensor:
+    return torch.stack([number.double() for number in numbers])
 
 
 # A number that belongs to a row is the same on all processes, and so is its gradient. Two functions lead from items to
@@ -104,7 +107,7 @@ class _Sum(Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, shards: Shards) -> Tensor:
         ctx.shards = shards
-        return torch.stack(shards.sum(*values.unbind()))
+        return shards.reduced(values.clone(), dist.ReduceOp.SUM)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -120,15 +123,3 @@ class _Seen(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _Sum.apply(grad, ctx.shards), None
-
-
-def sum_of_parts(shards: Shards, *values: Tensor) -> tuple[Tensor, ...]:
-    """:meth:`Shards.sum`, differentiable: every process already has the gradient of a sum over all parts."""
-    together: Tensor = _Sum.apply(torch.stack([value.double() for value in values]), shards)
-    return together.unbind()
-
-
-def seen_by_parts(shards: Shards, *values: Tensor) -> tuple[Tensor, ...]:
-    """Float64 numbers of rows as the local items use them; their derivative takes one collective for all of them."""
-    together: Tensor = _Seen.apply(torch.stack(values), shards)
-    return together.unbind()

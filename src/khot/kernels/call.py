@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from khot._distributed.shards import Shards, shards_of_rows
 from khot._torch_internals import has_memory, in_forward_mode, is_transformed, runs_unwatched, writes_onnx
+
+from .exact.reductions import WHOLE, Whole
 
 
 class Call(NamedTuple):
@@ -20,13 +21,13 @@ class Call(NamedTuple):
         is_compiling: Whether Dynamo or ``torch.export`` traces it.
         writes_onnx: Whether it becomes part of a program for ONNX.
         is_plain: See :func:`is_plain`.
-        shards: The processes that hold the other parts of its rows; None if rows are whole.
+        over: Sums over the items of its rows, of which other processes may hold further parts.
     """
 
     is_compiling: bool
     writes_onnx: bool
     is_plain: bool
-    shards: Shards | None
+    over: Whole = WHOLE
 
     @property
     def reads_layouts(self) -> bool:
@@ -34,18 +35,18 @@ class Call(NamedTuple):
         return not (self.is_plain or self.is_compiling)
 
 
-PLAIN, WATCHED = Call(False, False, True, None), Call(False, False, False, None)  # shared, as most calls are plain
+PLAIN, WATCHED = Call(False, False, True), Call(False, False, False)  # shared, as most calls are plain
 
 
 def call_of(*arguments: Any) -> Call:
     """The kind of a call with these arguments."""
     if torch.compiler.is_compiling():
-        return Call(True, writes_onnx(), False, None)
-    call, shards = PLAIN if runs_unwatched() else WATCHED, shards_of_rows()
+        return Call(True, writes_onnx(), False)
+    call = PLAIN if runs_unwatched() else WATCHED
     for x in arguments:
         if isinstance(x, Tensor) and not has_memory(x):
-            call = WATCHED
-    return call if shards is None else call._replace(shards=shards)
+            return WATCHED
+    return call
 
 
 def is_plain(*arguments: Any) -> bool:

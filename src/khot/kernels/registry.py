@@ -379,11 +379,17 @@ class DrawOperator(Operator):
 
 
 def define(name: str, function: Callable[..., Any]) -> Any:
-    """Registers a function as ``khot::name``, inside which all parts of torch except autograd work."""
+    """Registers a function as ``khot::name``, inside which all parts of torch except autograd work.
+
+    Its arguments that are given by keyword only are no arguments of the operator.
+    """
+    signature = inspect.signature(function)
+    taken = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.KEYWORD_ONLY]
 
     @functools.wraps(function)
     def below_dispatcher(*args: Any) -> Any:
         with eager_dispatcher(), torch.no_grad():
             return function(*args)
 
+    below_dispatcher.__signature__ = signature.replace(parameters=taken)  # type: ignore[attr-defined]
     return torch.library.custom_op(f"khot::{name}", below_dispatcher, mutates_args=())

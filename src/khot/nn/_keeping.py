@@ -65,7 +65,7 @@ def keep_largest(x: Tensor, k: Any, dim: int | tuple[int, ...], by: str, for_sof
         not (k.is_floating_point() or k.dtype == torch.bool) if isinstance(k, Tensor) else is_int(k)
     )
     call = call_of(x, k) if isinstance(k, Tensor) else call_of(x)
-    if not (call.is_plain and call.shards is None and is_whole and x.numel() > 0):
+    if not (call.is_plain and is_whole and x.numel() > 0):
         return None
     rows = x.detach() if dim == -1 else as_rows(x.detach(), dim)
     keep = selection.keep_largest.find(rows)

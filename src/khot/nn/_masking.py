@@ -10,7 +10,6 @@ from torch.nn import Parameter
 
 from khot._contents import can_look, looks_at_contents
 from khot._distributed.placements import is_dtensor
-from khot._distributed.shards import shards_of_rows
 from khot._module import Module, as_scalar
 from khot._torch_internals import is_exporting, is_known
 from khot._validation import (
@@ -25,9 +24,11 @@ from khot._validation import (
     is_int,
     tensors_among,
 )
+from khot.kernels.exact.reductions import WHOLE, Whole
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import straight_through_topk, topk_mask
 from khot.relaxations.axes import as_axes, as_rows
+from khot.relaxations.boundary import over_parts
 from khot.relaxations.hard import indices_of_largest
 
 Relaxation = Callable[..., Tensor]
@@ -98,17 +99,19 @@ class Masking(Module):
         softness: float | Tensor | None = self._number("_softness")
         return softness
 
-    def _mask_of(self, x: Tensor, k: Any, dim: int | tuple[int, ...], hard: bool = False) -> Tensor:
-        """The mask of these entries; ``hard`` ignores the softness."""
+    def _mask_of(
+        self, x: Tensor, k: Any, dim: int | tuple[int, ...], hard: bool = False, over: Whole = WHOLE
+    ) -> Tensor:
+        """The mask of these entries, of which other processes may hold more; ``hard`` ignores the softness."""
         x, softness = self._scores_of(x), self.softness
         if hard or softness is None:
-            return hard_mask(x, k, dim)
+            return hard_mask(x, k, dim, over)
         if self.straight_through:
-            return straight_through_topk(x, k, softness, dim=dim, relaxation=self.relaxation)
+            return over_parts(straight_through_topk, over)(x, k, softness, dim=dim, relaxation=self.relaxation)
         if is_dtensor(x):  # its axes should not be moved
             return self.relaxation(x, k, softness, dim=dim)
         rows = as_rows(x, dim)
-        return as_axes(self.relaxation(rows, k, softness), x, dim)
+        return as_axes(over_parts(self.relaxation, over)(rows, k, softness), x, dim)
 
     def _scores_of(self, x: Tensor) -> Tensor:
         """The scores that decide which entries are kept, values or absolute values; ``-inf`` excludes an entry."""
@@ -130,15 +133,15 @@ class Masking(Module):
         return shown + (", learn_softness=True" if self.log_softness is not None else "")
 
 
-def hard_mask(x: Tensor, k: Any, dim: int | tuple[int, ...]) -> Tensor:
+def hard_mask(x: Tensor, k: Any, dim: int | tuple[int, ...], over: Whole = WHOLE) -> Tensor:
     """:func:`topk_mask` that never marks an entry excluded by ``-inf``, and raises if too few others are left.
 
     If the contents cannot be read, such a mask has fewer ones.
     """
     if not isinstance(k, Tensor):
         k = checked_int("k", k, "an int or an integer tensor for a hard mask")
-    mask = topk_mask(x, k, dim=dim)
-    if has_parts(x) or not looks_at_contents(*tensors_among(x, k)):
+    mask = over_parts(topk_mask, over)(x, k, dim=dim)
+    if has_parts(x) or not over.is_whole or not looks_at_contents(*tensors_among(x, k)):
         return mask.masked_fill(x == -torch.inf, 0)
     check_enough(as_rows(x, dim), k)
     return mask
@@ -179,7 +182,7 @@ def keep_masked(x: Tensor, mask: Callable[[Tensor], Tensor]) -> tuple[Tensor, Te
 
 def has_parts(x: Tensor) -> bool:
     """Whether other processes hold parts of x."""
-    return not torch.compiler.is_compiling() and (is_dtensor(x) or shards_of_rows() is not None)
+    return not torch.compiler.is_compiling() and is_dtensor(x)
 
 
 def checked_size(name: str, value: Any, whole: bool) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from khot._contents import checks_contents, looks_at_contents
 from khot._distributed.boundary import shards_of
 from khot._distributed.placements import as_dtensor, is_dtensor, local_part, placed, replicated, shard_axis, whole
-from khot._distributed.shards import Shards, shards_of_rows, spread_over
+from khot._distributed.shards import Shards
 from khot._host import has_float64
 from khot._torch_internals import is_exporting, outside_selective_checkpoints
 from khot._validation import (
@@ -23,11 +23,13 @@ from khot._validation import (
     expanded,
     in_wide_dtype,
 )
+from khot.kernels.exact.reductions import WHOLE, Whole
 from khot.kernels.registry import define
 from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
+from khot.relaxations.boundary import has_sharded_form
 
 from ._keeping import keep_largest
-from ._masking import Relaxation, hard_mask, has_parts, keep_masked
+from ._masking import Relaxation, hard_mask, keep_masked
 from ._running_state import is_first_pass, number_of_rows, write
 from .idle_units import DEAD_AFTER, CountsIdleUnits
 from .jump_relu import JumpReLU, checked_threshold
@@ -199,11 +201,10 @@ class BatchTopK(CountsIdleUnits):
             return self._of_dtensor(x, k)
         rows = number_of_rows(x)
         if self.group is None:
-            return self._of_parts(x, rows, k)
+            return self._of_parts(x, rows, k, WHOLE)
         shards = Shards.of_parts(self.group, x.numel(), x.device)
         (of_all,) = shards.sum(torch.as_tensor(rows, device=x.device))
-        with spread_over(shards):
-            return self._of_parts(x, int(of_all), k)
+        return self._of_parts(x, int(of_all), k, shards)
 
     def _of_dtensor(self, x: Any, k: float | Tensor) -> Tensor:
         softness = super()._current_softness()
@@ -212,43 +213,57 @@ class BatchTopK(CountsIdleUnits):
         x = placed(x, [replicated(x.device_mesh)[0] if p.is_partial() else p for p in x.placements])
         rows = number_of_rows(x)
         cut = [at for at, placement in enumerate(x.placements) if shard_axis(placement) is not None]
-        with spread_over(shards_of(x, set(range(x.dim())), cut)):
-            y = self._of_parts(local_part(x, x.placements), rows, k)
+        y = self._of_parts(local_part(x, x.placements), rows, k, shards_of(x, set(range(x.dim())), cut))
         return whole(y, x, x.placements, x.shape, x.stride())
 
-    def _of_parts(self, x: Tensor, rows: int | Tensor, k: float | Tensor) -> Tensor:
+    def _of_parts(self, x: Tensor, rows: int | Tensor, k: float | Tensor, over: Whole) -> Tensor:
         """The largest of all entries, of which x may hold only a part."""
+        if not over.is_whole:
+            self._check_parts(k)
         size, whole = self._sizes(x, rows, k)
         axes = tuple(range(x.dim()))
 
         def hard(entries: Tensor) -> Tensor:
-            return hard_mask(self._scores_of(self._within_cap(entries)), whole, axes)
+            return hard_mask(self._scores_of(self._within_cap(entries)), whole, axes, over)
 
         is_hard = self.softness is None or not (self.training or self.threshold is None)
         watches = self.training and self.threshold is not None and is_first_pass()
         watches = watches and (isinstance(whole, Tensor) or whole > 0)
-        kept = keep_largest(x, whole, axes, self.by) if is_hard and self.cap is None else None
+        kept = keep_largest(x, whole, axes, self.by) if is_hard and self.cap is None and over.is_whole else None
         if kept:
             if watches:
-                self._watch(x.detach(), kept.mask, kept.smallest, rows)
+                self._watch(x.detach(), kept.mask, kept.smallest, rows, over)
             return kept.values
-        mask_of = hard if is_hard else lambda entries: self._mask_of(self._within_cap(entries), size, axes)
-        y, mask = keep_masked(x, mask_of)
+
+        def relaxed(entries: Tensor) -> Tensor:
+            return self._mask_of(self._within_cap(entries), size, axes, over=over)
+
+        y, mask = keep_masked(x, hard if is_hard else relaxed)
         if watches:
             with outside_selective_checkpoints():
                 marked = (mask.detach() if is_hard or self.straight_through else hard(x.detach())) != 0
                 scores = self._scores_of(x.detach())
                 positive = scores.masked_fill(~marked | (scores <= 0), torch.inf)
                 smallest = positive.amin() if positive.numel() else positive.new_full((), torch.inf)
-                self._watch(x.detach(), marked, smallest, rows)
+                self._watch(x.detach(), marked, smallest, rows, over)
         return y
+
+    def _check_parts(self, k: float | Tensor) -> None:
+        """Raises an error for what needs whole rows of units, if processes share a batch."""
+        if self.cap is not None:
+            raise NotImplementedError("`cap` must be None if processes share a batch")
+        if isinstance(k, Tensor) and k.dim():
+            raise NotImplementedError("`k` must be a number, or a tensor without axes, if processes share a batch")
+        if self._softness is not None and not has_sharded_form(self.relaxation):
+            raise NotImplementedError(
+                "`relaxation` must be a mask of khot with a link if processes share a batch, "
+                f"but got {self.relaxation!r}"
+            )
 
     def _within_cap(self, x: Tensor) -> Tensor:
         """The entries, without those beyond the cap of their row."""
         if self.cap is None or self.cap >= x.shape[-1]:
             return x
-        if has_parts(x):
-            raise NotImplementedError("`cap` must be None if processes share a batch")
         return x.masked_fill(topk_mask(self._scores_of(x.detach()), self.cap) == 0, -torch.inf)
 
     def _sizes(self, x: Tensor, rows: int | Tensor, k: float | Tensor) -> tuple[float | Tensor, int | Tensor]:
@@ -261,19 +276,17 @@ class BatchTopK(CountsIdleUnits):
             size = (rows.double() if has_float64(rows) else rows.float()) * k
         elif k.dim() == 0:
             size = in_wide_dtype(k) * rows
-        elif has_parts(x):
-            raise NotImplementedError("`k` must be a number, or a tensor without axes, if processes share a batch")
         else:
             sizes = expanded("k", in_wide_dtype(k), x.shape[:-1])
             size = sizes.masked_fill((x.detach() == -torch.inf).all(-1), 0).sum()
         return size, size.detach().round().long()
 
     @torch.no_grad()
-    def _watch(self, x: Tensor, kept: Tensor, smallest: Tensor, rows: int | Tensor) -> None:
+    def _watch(self, x: Tensor, kept: Tensor, smallest: Tensor, rows: int | Tensor, over: Whole) -> None:
         """Updates the threshold, and counts for how long units have been idle."""
         for state in (self.threshold, self.num_batches_tracked):
             self._check_in_place(x, state, "moves its threshold")
-        new = self._over_parts(smallest, smallest=True).to(self.threshold.dtype)
+        new = _largest(-smallest, over).neg().to(self.threshold.dtype)
         is_new, is_first = new.isfinite(), _is_missing(self.threshold, self.num_batches_tracked)
         count = self.num_batches_tracked + is_new
         weight: Any = 1 / count.clamp(min=1) if self.momentum is None else self.momentum
@@ -282,14 +295,7 @@ class BatchTopK(CountsIdleUnits):
         write(self.num_batches_tracked, count)
         if self.idle is not None:
             used = (kept & (x != 0)).reshape(-1, x.shape[-1]).any(0)
-            self._count_idle(self._over_parts(used.float()) > 0, rows)
-
-    def _over_parts(self, values: Tensor, smallest: bool = False) -> Tensor:
-        """The largest, or the smallest, values over all parts of the batch."""
-        if (shards := shards_of_rows()) is None:
-            return values
-        (most,) = shards.max(-values if smallest else values)
-        return (-most if smallest else most).to(values.dtype)
+            self._count_idle(_largest(used.float(), over) > 0, rows)
 
     def _is_untrained(self) -> bool:
         """Whether there is certainly no threshold; warns once if there should be one."""
@@ -332,6 +338,11 @@ class BatchTopK(CountsIdleUnits):
         momentum = "" if self.threshold is None else f", momentum={self.momentum}"
         untracked = ", track_running_stats=False" if self.threshold is None else ""
         return f"k={self.k}{self._shown_softness()}{momentum}{units}{untracked}"
+
+
+def _largest(values: Tensor, over: Whole) -> Tensor:
+    """Over all parts of the batch."""
+    return over.max(values)[0].to(values.dtype)
 
 
 def _is_missing(threshold: Tensor, count: Any) -> Tensor:

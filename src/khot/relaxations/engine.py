@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from khot._contents import checks_contents
-from khot._distributed.shards import Shards
 from khot._torch_internals import apply_untransformed, is_exporting, mark_as_outside_graphs, outside_graphs
 from khot._validation import SOFTNESS_LIMITS, check_k, check_scores, check_softness
 from khot.kernels import threshold
 from khot.kernels.call import PLAIN, Call, call_of, is_differentiated_again
+from khot.kernels.exact.reductions import WHOLE, Whole
 from khot.kernels.exact.rows import Threshold, in_rows_of, numbers_of_rows, with_an_item
 from khot.kernels.links.base import Link
 from khot.kernels.operators.autograd import move_batch_first, wants_gradient, with_forward_mode
@@ -28,7 +28,6 @@ from khot.kernels.threshold import exact
 from khot.kernels.threshold.derivatives import MapRows, derivative, tangents
 from khot.kernels.threshold.kinds import LOG_MASK, Kind
 from khot.kernels.threshold.portable import portable_mask
-from khot.kernels.threshold.reductions import reductions
 
 from .axes import as_axes, as_rows
 
@@ -43,7 +42,7 @@ class Setting(NamedTuple):
         link: The link F.
         kind: The kind of map.
         softness: The name of the softness in error messages.
-        shards: The processes that hold the other parts of the rows, or None if rows are whole.
+        over: Sums over the items of the rows, of which other processes may hold further parts.
         checks: Whether bad contents raise an error.
         has_values: Whether the values are wanted, rather than only the thresholds.
     """
@@ -51,7 +50,7 @@ class Setting(NamedTuple):
     link: Link
     kind: Kind
     softness: str
-    shards: Shards | None
+    over: Whole
     checks: bool
     has_values: bool
 
@@ -101,26 +100,24 @@ class ThresholdMap(NamedTuple):
 
     def distances(self, call: Call, x: Tensor, k: Number, softness: Number) -> Tensor:
         """The argument z of the mask F(z) along the last axis; differentiable as the mask is."""
-        at, s, items, shards = self._threshold(call, x, k, softness)
-        here, seen = reductions(shards).seen(s, at.offset)
+        at, s, items = self._threshold(call, x, k, softness)
+        here, seen = call.over.seen(s, at.offset)
         z = self.kind.distances(items, Threshold(at.anchor, seen), here, self.link)
         return z if z.shape[-1] == x.shape[-1] else z[..., : x.shape[-1]]
 
     def threshold(self, call: Call, x: Tensor, k: Number, softness: Number) -> Tensor:
         """The threshold t of the mask F((x - t) / s) along the last axis, in float64; differentiable as the mask is."""
-        at, s, _, _ = self._threshold(call, x, k, softness)
+        at, s, _ = self._threshold(call, x, k, softness)
         return at.anchor + at.offset * s
 
-    def _threshold(
-        self, call: Call, x: Tensor, k: Number, softness: Number
-    ) -> tuple[Threshold, Tensor, Tensor, Shards | None]:
+    def _threshold(self, call: Call, x: Tensor, k: Number, softness: Number) -> tuple[Threshold, Tensor, Tensor]:
         self._check(call, x, k, softness)
         if call.is_compiling and self.link.link_id is None:
-            result: tuple[Threshold, Tensor, Tensor, Shards | None] = _outside_graphs(self._threshold, x, k, softness)
+            result: tuple[Threshold, Tensor, Tensor] = _outside_graphs(self._threshold, x, k, softness)
             return result
         _, at, s, items = self._solved(call, x, k, softness, False)
         s = numbers_of_rows(x, s)  # operators take a number from the host, but the formulas of callers do not
-        return Threshold(at[0].detach(), at[1]), s, items, call.shards
+        return Threshold(at[0].detach(), at[1]), s, items
 
     def _solved(
         self, call: Call, x: Tensor, k: Number, s: Number, has_values: bool
@@ -130,13 +127,13 @@ class ThresholdMap(NamedTuple):
         If rows are sharded and this process has no items, the scores get a masked item.
         """
         k, s = (in_rows_of(x, v, x.is_cuda and call.is_plain) for v in (k, s))  # kernels take numbers from the host
-        items = x if call.shards is None else with_an_item(x, 0.0 if self.kind.absolute else -torch.inf)
-        setting = Setting(self.link, self.kind, self.softness, call.shards, checks_contents(x), has_values)
+        items = x if call.over.is_whole else with_an_item(x, 0.0 if self.kind.absolute else -torch.inf)
+        setting = Setting(self.link, self.kind, self.softness, call.over, checks_contents(x), has_values)
         return *solved(items, k, s, setting, call), s, items
 
     def _check(self, call: Call, x: Tensor, k: Number, softness: Number) -> None:
         """Checks whole rows. Sharded rows are checked elsewhere, where all processes see the result."""
-        if call.shards is None:
+        if call.over.is_whole:
             batch, layouts = x.shape[:-1], call.reads_layouts
             check_k(k, x, batch, x.shape[-1], reads_layouts=layouts)
             check_softness(self.softness, softness, x, batch, reads_layouts=layouts)
@@ -186,10 +183,10 @@ class _Solved(Function):
 
     @staticmethod
     def forward(x: Tensor, k: Tensor, s: Tensor, setting: Setting, call: Call) -> tuple[Tensor, Tensor]:
-        link, kind, softness, shards, checks, has_values = setting
+        link, kind, softness, over, checks, has_values = setting
         arguments = x.detach(), k.detach(), s.detach(), *link.key, kind.name, softness, checks
-        if shards is not None:
-            y, anchor, offset = exact.mask_in_parts(*arguments, shards)
+        if not over.is_whole:
+            y, anchor, offset = exact.mask(*arguments, over=over)
         elif has_values:
             y, anchor, offset = threshold.mask.within(call, *arguments)
         else:
@@ -236,8 +233,8 @@ def _gradients(
     with_scale: bool,
 ) -> Any:
     """The gradient in x, k and s from those of the values and of the thresholds, of which one may be None."""
-    again, shards = is_differentiated_again(call), setting.shards
-    if again or (shards is not None and grad_at is not None):
+    again, over = is_differentiated_again(call), setting.over
+    if again or (not over.is_whole and grad_at is not None):
         rows = _map_rows(x, s, at, setting)
         grad_x, grad_k, grad_s = derivative(rows, grad, None if grad_at is None else grad_at[1])
         return grad_x.to(x.dtype), grad_k, grad_s
@@ -248,10 +245,10 @@ def _gradients(
         of_thresholds = threshold.threshold_derivative.within(call, x, s, at[0], at[1], grad_at[1], *options)
     if grad is None:
         return of_thresholds
-    if shards is None:
+    if over.is_whole:
         found = threshold.mask_derivative.within(call, x, s, at[0], at[1], grad, *options, with_scale)
     else:
-        found = exact.mask_derivative_in_parts(x, s, at[0], at[1], grad, *options, with_scale, shards)
+        found = exact.mask_derivative(x, s, at[0], at[1], grad, *options, with_scale, over=over)
     if of_thresholds is None:
         return found
     return found[0] + of_thresholds[0], found[1] + of_thresholds[1], found[2] + of_thresholds[2]
@@ -260,12 +257,12 @@ def _gradients(
 def _map_rows(x: Tensor, s: Tensor, at: Tensor, setting: Setting) -> MapRows:
     """The quantities that the derivatives need; the offsets, but not the anchors, are differentiable."""
     here = Threshold(at[0].detach(), at[1])
-    return MapRows.of(x, numbers_of_rows(x, s), here, setting.link, setting.kind, reductions(setting.shards))
+    return MapRows.of(x, numbers_of_rows(x, s), here, setting.link, setting.kind, setting.over)
 
 
 def _jvp(ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | None, ds: Tensor | None, *_: None) -> Any:
     (x, s, at), setting = saved, ctx.setting
-    if setting.shards is not None:
+    if not setting.over.is_whole:
         raise NotImplementedError("sharded rows have no forward-mode derivatives: use backward()")
     dy, dc = tangents(_map_rows(x, s, at, setting), dx, dk, ds)
     return dy.to(x.dtype) if setting.has_values else x.new_zeros(0), torch.stack((torch.zeros_like(dc), dc))
@@ -297,6 +294,6 @@ class _OfScores(Function):
             if grad_x is not None:
                 return grad_x, None, None
         k, s = (in_rows_of(x, v, x.is_cuda and call.is_plain) for v in (k, s))
-        setting = Setting(of.link, of.kind, of.softness, None, False, False)
+        setting = Setting(of.link, of.kind, of.softness, WHOLE, False, False)
         at = solved(x, k, s, setting, call)[1] if again else torch.as_tensor(at)
         return _gradients(x, s, at, grad, None, setting, call, False)[0], None, None

@@ -47,8 +47,8 @@ def topk_mask(_call: Call, x: Tensor, k: int | Tensor, *, dim: int | tuple[int, 
     check_scores(x, dim, joint=True, reads_layouts=_call.reads_layouts)
     k = checked_whole(k)
     rows = as_rows(x.detach(), dim)
-    if _call.shards is not None:
-        return as_axes(_mask_of_parts(rows, k, _call.shards), x, dim)
+    if isinstance(_call.over, Shards):
+        return as_axes(_mask_of_parts(rows, k, _call.over), x, dim)
     batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n, reads_layouts=_call.reads_layouts)
     if isinstance(k, Tensor):

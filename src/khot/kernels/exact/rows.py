@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from khot._distributed.shards import Shards
+from .reductions import WHOLE, Whole
 
 SAMPLE_SIZE = 1024  # rows of more than four times this length start from the root of a sample of about this size
 FARTHEST = {torch.float32: 1e37, torch.float64: 1e306}  # in scales, as good as infinite
@@ -76,10 +76,10 @@ class Span(NamedTuple):
     moments: tuple[Tensor, Tensor] | None = None
 
 
-def row_range(x: Tensor, shards: Shards | None = None) -> Span:
+def row_range(x: Tensor, over: Whole = WHOLE) -> Span:
     """The :class:`Span` of each row of x (rows, n), of which other processes may hold further parts."""
-    if shards is not None:
-        return _range_of_parts(x, shards)
+    if not over.is_whole:
+        return _range_of_parts(x, over)
     lowest, highest = x.amin(-1).double(), x.amax(-1).double()
     nan = highest.isnan()
     n = torch.full_like(highest, x.shape[-1])
@@ -94,14 +94,14 @@ def row_range(x: Tensor, shards: Shards | None = None) -> Span:
     )
 
 
-def _range_of_parts(x: Tensor, shards: Shards) -> Span:
+def _range_of_parts(x: Tensor, over: Whole) -> Span:
     """The span from two collectives, one of maxima and one of sums."""
     finite, nan = x.isfinite(), x.isnan().any(-1)
     lowest, highest = torch.where(finite, x, torch.inf).amin(-1), torch.where(finite, x, -torch.inf).amax(-1)
     kept = torch.where(finite, x, 0.0)
-    lowest, highest, nan = shards.max(-lowest, highest, nan)
+    lowest, highest, nan = over.max(-lowest, highest, nan)
     numbers = finite.sum(-1), (x == torch.inf).sum(-1), kept.sum(-1), kept.square().sum(-1)
-    count, selected, total, squares = shards.sum(*numbers)
+    count, selected, total, squares = over.sum(*numbers)
     centre = total / count.clamp(min=1)
     variance = (squares / count.clamp(min=1) - centre.square()).clamp(min=0)
     none = count == 0

@@ -24,9 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._distributed.shards import Shards
-
-from ..exact.rows import in_rows_of, with_an_item
+from ..exact.rows import in_rows_of
 from ..links.base import Link
 from ..links.logistic import LOGISTIC
 from ..registry import Backends, Operator, log
@@ -114,13 +112,7 @@ def recipe(x: Tensor, link: Link, kind: Kind) -> Recipe | None:
     return found
 
 
-def solve_threshold(
-    x: Tensor,
-    k: Tensor | float,
-    scale: Tensor | float = 1.0,
-    link: Link = LOGISTIC,
-    shards: Shards | None = None,
-) -> Tensor:
+def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, link: Link = LOGISTIC) -> Tensor:
     """The t with ``sum(F((x - t) / scale)) = k`` along the last axis; not differentiable (the maps are).
 
     Args:
@@ -129,15 +121,10 @@ def solve_threshold(
             where every sufficiently distant t is a solution, the result lies ``link.reach`` scales beyond the scores.
         scale: Positive; broadcasts to (...).
         link: The link function F.
-        shards: The processes that hold the other items of the rows, of which x has a part; all get the same result.
 
     Returns:
         float64 tensor (...).
     """
     k, scale = (in_rows_of(x, v).detach() for v in (k, scale))
-    if shards is None:
-        anchor, offset = threshold(x.detach(), k, scale, *link.key, "mask", "scale", False)
-    else:
-        items = with_an_item(x.detach(), -torch.inf)
-        anchor, offset = exact.threshold_in_parts(items, k, scale, *link.key, "mask", "scale", False, shards)
+    anchor, offset = threshold(x.detach(), k, scale, *link.key, "mask", "scale", False)
     return anchor + offset * scale

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from khot._distributed.shards import Shards
 from khot._validation import size_advice, softness_error, softness_limits
 
+from ..exact.reductions import WHOLE, Whole
 from ..exact.rows import Span
 from .kinds import Kind
 
@@ -16,7 +16,7 @@ def check_empty(k: Tensor) -> None:
 
 
 def check_contents(
-    x: Tensor, k: Tensor, scale: Tensor, softness: str, kind: Kind, span: Span, shards: Shards | None = None
+    x: Tensor, k: Tensor, scale: Tensor, softness: str, kind: Kind, span: Span, over: Whole = WHOLE
 ) -> None:
     """Raises a ValueError for rows without a threshold; errors call the scale ``softness``.
 
@@ -25,7 +25,7 @@ def check_contents(
     if kind.absolute and bool((span.selected > 0).any()):
         row = int((span.selected > 0).nonzero()[0])
         raise ValueError(f"`x` must be finite (0 masks an entry), but row {row} of the flattened batch is not")
-    n, (smallest, largest) = x.shape[-1] if shards is None else shards.n, softness_limits(x.dtype)
+    n, (smallest, largest) = over.length(x), softness_limits(x.dtype)
     feasible = (k >= span.selected) & (k <= span.selected + span.finite)
     normal = (scale >= smallest) & (scale <= largest)
     real = ~span.nan

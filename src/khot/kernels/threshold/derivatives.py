@@ -25,11 +25,11 @@ from torch import Tensor
 
 from khot._torch_internals import is_recorded, is_shape_only, is_traced_by_mode, is_transformed
 
+from ..exact.reductions import WHOLE, Whole
 from ..exact.rows import Threshold, compute_dtype
 from ..links.base import Link
 from .gaps import FARTHEST, are_far, density_of, exact_shares, mean_distance
 from .kinds import Kind, ratios, root_of, shrink
-from .reductions import WHOLE, Whole
 
 TINY = torch.finfo(torch.float64).tiny
 SHRUNK = 2.0**-64  # temporary factor of levers, so that their products with slopes do not overflow
@@ -272,7 +272,7 @@ def balanced(values: Tensor, share: Tensor) -> Tensor:
 def derivative(rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in float64, dL/dk and dL/ds from dL/dy and dL/d offset; differentiable."""
     over, kind, s = rows.over, rows.kind, rows.s
-    if over.shards is None and rows.a.shape[-1] == 0:
+    if over.is_whole and rows.a.shape[-1] == 0:
         return torch.zeros_like(rows.a), torch.zeros_like(s), torch.zeros_like(s)
     g = torch.zeros_like(rows.a) if grad_y is None else grad_y.double()
     if rows.sign is not None:
@@ -283,7 +283,7 @@ def derivative(rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None)
     pull, here = (v.unsqueeze(-1) for v in over.seen(shares.pull, s))
     centred = items.slope * (g - pull) if items.factor is None else items.factor * g - shares.share * pull
     on_k = shares.on_k
-    if over.shards is None and not kind.absolute:
+    if over.is_whole and not kind.absolute:
         if items.factor is None:  # again, since nearly equal cotangents have lost digits in the first pass
             left = (shares.weight * (g - pull)).sum(-1) / shares.norm.squeeze(-1)
             centred, on_k = centred - items.slope * left.unsqueeze(-1), on_k + left
@@ -308,7 +308,7 @@ def derivative(rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None)
 
 def _lever(rows: MapRows, centred: Tensor, items: Items, shares: Shares) -> Tensor:
     """sum centred z / s, arranged so that outliers of z and the scale make no product overflow or underflow."""
-    if rows.over.shards is None:
+    if rows.over.is_whole:
         root = rows.s.sqrt()
         shrunk = torch.ones_like(rows.s).masked_fill(rows.s < 1 / SHRUNK, SHRUNK)  # a large scale already makes z small
         return (items.lever * shrunk.unsqueeze(-1) * centred).sum(-1) / root / shrunk / root

@@ -9,15 +9,13 @@ the items near t, and z keeps its digits.
 import torch
 from torch import Tensor
 
-from khot._distributed.shards import Shards
-
 from ..exact.newton import MAX_STEPS, Evaluation, Root, arithmetic_mean, guarded_newton
+from ..exact.reductions import WHOLE, Whole
 from ..exact.rows import Span, Threshold, compute_dtype, row_range
 from ..links.base import Link
 from .contents import check_contents, check_empty
 from .derivatives import MapRows, derivative, items_of
 from .kinds import KINDS, Kind, inverse_of, root_of
-from .reductions import reductions
 from .residual import EPS, FARTHEST, Rows, evaluate
 
 FIRST_STEPS = 8  # on all rows, before the remaining rows are separated
@@ -216,7 +214,16 @@ def _at_the_ends(rows: Rows, span: Span, at: Threshold, none: Tensor, everything
 
 
 def threshold(
-    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
+    x: Tensor,
+    k: Tensor,
+    scale: Tensor,
+    link: int,
+    q: float,
+    kind: str,
+    softness: str,
+    check: bool,
+    *,
+    over: Whole = WHOLE,
 ) -> tuple[Tensor, Tensor]:
     """Anchor and offset of the threshold t = anchor + offset * sigma of each row of x (..., n).
 
@@ -229,22 +236,8 @@ def threshold(
         kind: Name of the kind of map, see :mod:`khot.kernels.threshold.kinds`.
         softness: The name of the scale in errors.
         check: Whether bad contents raise a ValueError.
+        over: Sums over the items of a row, of which x may hold a part; the result is the same on all processes.
     """
-    return threshold_in_parts(x, k, scale, link, q, kind, softness, check, None)
-
-
-def threshold_in_parts(
-    x: Tensor,
-    k: Tensor,
-    scale: Tensor,
-    link: int,
-    q: float,
-    kind: str,
-    softness: str,
-    check: bool,
-    shards: Shards | None,
-) -> tuple[Tensor, Tensor]:
-    """:func:`threshold` for one process's part of the rows, x (..., m); the result is the same on all of them."""
     batch, n = x.shape[:-1], x.shape[-1]
     if x.numel() == 0:  # n = 0, or no rows
         if check:
@@ -252,25 +245,15 @@ def threshold_in_parts(
         return k.new_zeros(batch, device=x.device), k.new_zeros(batch, device=x.device)
     which, items = KINDS[kind], KINDS[kind].scores(x.detach()).double().reshape(-1, n)
     k, scale = (v.to(x.device).reshape(-1) for v in (k, scale))
-    span = row_range(items, shards)
+    span = row_range(items, over)
     if check:
-        check_contents(x, k, scale, softness, which, span, shards)
-    rows = Rows(items, k, scale, Link.find(link, q), which, reductions(shards))
+        check_contents(x, k, scale, softness, which, span, over)
+    rows = Rows(items, k, scale, Link.find(link, q), which, over)
     anchor, offset = solve(rows, span, compute_dtype(x))
     return anchor.reshape(batch), offset.reshape(batch)
 
 
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y like x (..., n), and anchors and offsets; the arguments are those of :func:`threshold`.
-
-    k and scale may be on the CPU for x elsewhere, if they expand one number.
-    """
-    return mask_in_parts(x, k, scale, link, q, kind, softness, check, None)
-
-
-def mask_in_parts(
     x: Tensor,
     k: Tensor,
     scale: Tensor,
@@ -279,11 +262,15 @@ def mask_in_parts(
     kind: str,
     softness: str,
     check: bool,
-    shards: Shards | None,
+    *,
+    over: Whole = WHOLE,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`mask` for one process's part of the rows."""
+    """y like x (..., n), and anchors and offsets; the arguments are those of :func:`threshold`.
+
+    k and scale may be on the CPU for x elsewhere, if they expand one number.
+    """
     scale = scale.to(x.device)
-    at = Threshold(*threshold_in_parts(x, k, scale, link, q, kind, softness, check, shards))
+    at = Threshold(*threshold(x, k, scale, link, q, kind, softness, check, over=over))
     return values(x, scale, at, Link.find(link, q), KINDS[kind]), *at
 
 
@@ -308,18 +295,11 @@ def mask_derivative(
     q: float,
     kind: str,
     with_scale: bool,
+    *,
+    over: Whole = WHOLE,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in x's dtype, dL/dk and dL/ds, zeros if that is not wanted, from dL/dy."""
-    return mask_derivative_in_parts(x, scale, anchor, offset, grad, link, q, kind, with_scale, None)
-
-
-def mask_derivative_in_parts(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: int, q: float, kind: str,
-    with_scale: bool, shards: Shards | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """:func:`mask_derivative` for one process's part of the rows."""
-    at, over = Threshold(anchor, offset), reductions(shards)
-    rows = MapRows.of(x, scale.to(x.device), at, Link.find(link, q), KINDS[kind], over)
+    rows = MapRows.of(x, scale.to(x.device), Threshold(anchor, offset), Link.find(link, q), KINDS[kind], over)
     grad_x, grad_k, grad_scale = derivative(rows, grad, None)
     return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale if with_scale else torch.zeros_like(grad_k)
 

@@ -25,9 +25,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..exact.reductions import Whole
 from ..exact.rows import Threshold
 from ..links.base import Link
-from .reductions import Whole
 
 UNDERFLOW = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps
 WIDE = 256  # half the width of a gap in scales beyond which distances lose more digits than expansions about its middle

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.linalg import vecdot
 
 from ..exact.newton import COARSEST, RESOLUTION, Evaluation
+from ..exact.reductions import Whole
 from ..exact.rows import Threshold
 from ..links.base import Link
 from .kinds import Kind, root_of
-from .reductions import Whole
 
 TOLERANCE = 2.0**-27  # of the last step, in scales, after which Newton's method has all digits
 EPS = torch.finfo(torch.float64).eps
