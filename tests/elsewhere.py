@@ -26,8 +26,8 @@ from khot._torch_internals import eager_dispatcher, has_memory, runs_unwatched
 from khot.kernels import call, threshold
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.links.base import Link
-from khot.kernels.operators.platforms import PLATFORMS
-from khot.kernels.registry import OPERATORS, Backend, backend
+from khot.kernels.operators.platforms import DEVICES, OBSTACLES
+from khot.kernels.registry import Operation, Operator, backend
 from khot.kernels.threshold.kinds import Kind, Recipe, Solved
 from khot.laws import order_at_once
 
@@ -201,17 +201,16 @@ def _launched(function: Callable[..., Any]) -> Callable[..., Any]:
     return launch
 
 
-_on = Backend.on
+_load = Operation.load
 
 
-def _code(self: Backend, device: torch.device) -> Any:
+def _code(self: Operation, name: str, *asked: Any) -> Any:
     """The definition in the place of a kernel in Triton; nothing for launchers that have none."""
-    if self.name != "triton":
-        return _on(self, device)
-    if self in threshold._recipes.registered:
+    if name != "triton":
+        return _load(self, name, *asked)
+    if self is threshold.recipes:
         return _recipe
-    operator = next((found for found in OPERATORS.values() if self in found.registered), None)
-    return None if operator is None else _launched(operator.plain)
+    return _launched(self.plain) if isinstance(self, Operator) else None
 
 
 def _recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
@@ -231,10 +230,10 @@ def _recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
 @contextmanager
 def elsewhere() -> Iterator[None]:
     """In this context tensors may be elsewhere, and calls with them are as plain as those on real devices."""
-    platform = PLATFORMS["triton"]._replace(devices=(DEVICE.type,), obstacle=lambda device: None)
     with (
-        patch.dict(PLATFORMS, triton=platform),
-        patch.object(Backend, "on", _code),
+        patch.dict(DEVICES, triton=DEVICE.type),
+        patch.dict(OBSTACLES, triton=lambda device: None),
+        patch.object(Operation, "load", _code),
         backend("auto"),  # which forgets what is known
         patch.object(call, "has_memory", lambda x: type(x) is Elsewhere or has_memory(x)),
         patch.object(call, "runs_unwatched", _runs_unwatched),

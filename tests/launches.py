@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from khot.kernels import backend
 from khot.kernels.count import tree
-from khot.kernels.operators.platforms import PLATFORMS
-from khot.kernels.registry import OPERATORS
+from khot.kernels.operators.platforms import OBSTACLES
+from khot.kernels.registry import OPERATORS, Operator
 
 FREE = {
     "_conj", "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "diagonal", "empty", "empty_like",
@@ -37,7 +37,7 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = operation.overloadpacket.__name__, kwargs or {}
         operator = OPERATORS.get(name) if operation.namespace == "khot" else None
-        if operator is not None and not operator.fuses(*operator.asks(*args)):
+        if operator is not None and not operator.is_fused(*operator.asks(*args)):
             with self:
                 return operator.plain(*args, **kwargs)
         if name not in FREE:
@@ -55,11 +55,11 @@ class Launches(TorchDispatchMode):
 
 def launches(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
     """The result of a call, and the number of launches by name."""
-    unobstructed = PLATFORMS["triton"]._replace(obstacle=lambda device: None)
     counted = Launches()
     with (
+        mock.patch.dict(OBSTACLES, triton=lambda device: None),
+        mock.patch.object(Operator, "load", lambda self, name, *_: self.plain),
         backend("triton"),
-        mock.patch.dict(PLATFORMS, triton=unobstructed),
         mock.patch.object(tree.forest_draw, "find", lambda *_: counted.draw_forest),
         counted,
     ):

@@ -27,10 +27,10 @@ CALLS = {
     "mask with a graph": (lambda: khot.sigmoid_topk(LEAF, 5), 15, 9),
     "mask and gradient": (lambda: torch.autograd.grad(khot.sigmoid_topk(LEAF, 5), LEAF, X), 28, 9),
     "exponent": (lambda: khot.sparse_topk(X, 5), 15, 10),
-    "hard mask": (lambda: khot.topk_mask(X, 5), 32, 11),
-    "module": (lambda: MODULE(X), 17, 9),
+    "hard mask": (lambda: khot.topk_mask(X, 5), 28, 11),
+    "module": (lambda: MODULE(X), 13, 9),
     "constructor of a design": (lambda: ConditionalPoisson(logits=X, k=5), 24, 9),
-    "draw of a design": (lambda: DESIGN.sample(), 33, 12),
+    "draw of a design": (lambda: DESIGN.sample(), 30, 12),
 }
 
 

@@ -71,7 +71,7 @@ def test_no_parameters_are_an_error(pytestconfig):
 
 
 def backend_here():
-    found = threshold.mask.find(torch.zeros(2, 5), LOGISTIC, MASK)
+    found = threshold.mask.find(torch.zeros(2, 5), *LOGISTIC.key, MASK.name)
     return found.__module__.rpartition(".")[2].partition("_")[0] if found else "torch"
 
 

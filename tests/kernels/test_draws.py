@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from khot import sigmoid_topk
-from khot.kernels import backend
-from khot.kernels import registry as dispatch
 from khot.kernels.draws import pivotal_draw
-from khot.kernels.order_sampling import order_draw, rank_centre
+from khot.kernels.order_sampling import LONG_DRAW, MANY_DRAWS, order_draw, rank_centre
 from khot.kernels.order_sampling.noises import NOISES
 from khot.kernels.random_numbers.philox import draw_seed, random_words
 from khot.laws import order_sampling
@@ -108,9 +106,10 @@ def test_parts_are_parts_of_the_whole(kind):
 
 
 def test_few_long_rows_are_left_to_torch():
-    long = torch.empty(1, dispatch.LONG_DRAW + 1, device="meta")
-    assert not order_draw.fuses(long, 1000)
-    with backend("triton"):
-        assert not order_draw.fuses(long, dispatch.MANY_DRAWS - 1)
-        assert order_draw.fuses(long, dispatch.MANY_DRAWS) and order_draw.fuses(long[:, 1:], 1)
-        assert not pivotal_draw.fuses(long, 1000)
+    def refusal(operator, n, draws):
+        _, takes = operator.backends["triton"]
+        return takes(THETA, n, 1, draws)
+
+    assert "too few draws" in refusal(order_draw, LONG_DRAW + 1, MANY_DRAWS - 1)
+    assert refusal(order_draw, LONG_DRAW + 1, MANY_DRAWS) is None and refusal(order_draw, LONG_DRAW, 1) is None
+    assert "no room" in refusal(pivotal_draw, LONG_DRAW, 1000)

@@ -5,6 +5,7 @@ import math
 import os
 import pkgutil
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -220,24 +221,31 @@ DEFINITIONS = {
 OF_TREES = {"pair_merge", "pair_split", "forest_roots", "forest_outsides", "forest_bends"}  # of memory in their order
 
 
-def runs_here(option: registry.Backend) -> bool:
+def runs_here(option: str) -> bool:
     """In Triton's interpreter, a process of its own, only what that is for."""
-    if os.environ.get("TRITON_INTERPRET") == "1" and option.name == "numba":
+    if os.environ.get("TRITON_INTERPRET") == "1" and option == "numba":
         return False
-    return registry.PLATFORMS[option.name].obstacle(torch.device("cpu")) is None
+    return registry.OBSTACLES[option](torch.device("cpu")) is None
 
 
-def takes(operator: registry.Operator, option: registry.Backend, arguments: tuple[Any, ...]) -> bool:
-    return option.takes(*operator.asks(*arguments)) is None
+def refusal(operator: registry.Operator, option: str, arguments: tuple[Any, ...]) -> str | None:
+    _, takes = operator.backends[option]
+    return takes(*operator.asks(*arguments))
 
 
 SLOW = pytest.mark.slow  # to compile
 CALLS = [
-    pytest.param(name, make, option.load, id=f"{name}-{i}-{option.name}", marks=SLOW if option.name == "numba" else ())
+    pytest.param(
+        name,
+        make,
+        partial(OPERATORS[name].load, option),
+        id=f"{name}-{i}-{option}",
+        marks=SLOW if option == "numba" else (),
+    )
     for name, makes in CASES.items()
     for i, make in enumerate(makes)
-    for option in OPERATORS[name].registered
-    if runs_here(option) and takes(OPERATORS[name], option, make())
+    for option in OPERATORS[name].backends
+    if runs_here(option) and refusal(OPERATORS[name], option, make()) is None
 ]
 CALLS += [
     pytest.param(name, make, lambda name=name: OPERATORS[name].plain, id=f"{name}-{i}-torch")
@@ -253,7 +261,7 @@ def test_every_operator_has_a_case():
 def test_backends_refuse_in_words():
     for name, makes in CASES.items():
         for operator, arguments in ((OPERATORS[name], make()) for make in makes):
-            reasons = [option.takes(*operator.asks(*arguments)) for option in operator.registered]
+            reasons = [refusal(operator, option, arguments) for option in operator.backends]
             assert all(reason is None or (isinstance(reason, str) and reason) for reason in reasons)
 
 

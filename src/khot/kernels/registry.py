@@ -1,6 +1,6 @@
 """Operators of ``torch.ops.khot``: one operation each, whose backends are registered by name.
 
-    mask = Operator("threshold_mask", exact.mask, fake=_fake)
+    mask = Operator("threshold_mask", exact.mask, fake=_fake, asks=lambda x, *_: (x, x.shape[-1]))
     mask.backend("triton", module=".triton_forward", takes=only_if(_is_narrow, "rows of more than 4096 take longer"))
     mask.backend("numba", module=".numba_backend")
 
@@ -14,10 +14,9 @@ The first backend without a reason to refuse a call computes it; if all refuse, 
 * if its ``takes`` gives a reason, such as a dtype that it has no loop for;
 * if something prevents it from running, such as a library that is not installed.
 
-What depends on the device alone is found out once. ``takes`` is asked at each call, as it may depend on the shape.
-
-At the level ``DEBUG`` the logger ``khot`` tells which backend computes a call, and these reasons. The module of a
-backend is imported at the first call that it computes.
+This is decided once for all calls with the same device, dtype and facts about their arguments, and then looked up in a
+dictionary. The module of a backend is imported at the first call that it computes. At the level ``DEBUG`` the logger
+``khot`` tells which backend computes a call, and these reasons.
 
 ``KHOT_BACKEND`` in the environment, or :func:`backend` around a piece of code, requests a backend for every operation:
 
@@ -48,13 +47,13 @@ from khot._torch_internals import eager_dispatcher, no_view
 
 from .call import Call, call_of
 from .operators.autograd import move_batch_first
-from .operators.platforms import MAX_N, PLATFORMS, lacks_triton, warn_without_triton
+from .operators.platforms import DEVICES, MAX_N, OBSTACLES, lacks_triton, warn_without_triton
 
 log = logging.getLogger("khot")
 
-LONG_DRAW, MANY_DRAWS = 2**17, 32  # draws of more units get one program each only if there are this many of them
+MOST_CHOICES = 256  # of an operation that are kept; exponents and numbers of draws may change from step to step
 
-BACKENDS = ("auto", "torch", *PLATFORMS)
+BACKENDS = ("auto", "torch", *DEVICES)
 
 
 def _checked(name: str, source: str) -> str:
@@ -105,155 +104,114 @@ def only_if(holds: Callable[..., bool], otherwise: str) -> Takes:
     return lambda *asked: None if holds(*asked) else otherwise
 
 
-class Backend(NamedTuple):
-    """One way to compute an operation.
+class Choice(NamedTuple):
+    """What computes a call: code of a backend, or None for plain torch; and a line for the log."""
 
-    Attributes:
-        name: Name of its platform.
-        load: Imports the code that computes it.
-        takes: The reason why it does not compute a call, by dtype and size; None if it does.
-    """
-
-    name: str
-    load: Callable[[], Any]
-    takes: Takes
-
-    def on(self, device: torch.device) -> Any:
-        """Its code, imported; None if something prevents it from running, with a warning if only Triton is missing.
-
-        Raises:
-            RuntimeError: If the backend was requested and cannot run, and there are contents to compute with.
-        """
-        obstacle = PLATFORMS[self.name].obstacle(device)
-        if obstacle is None:
-            return self.load()
-        if self.name == _wanted and device.type != "meta":
-            raise RuntimeError(f"backend {self.name!r} is forced, but {obstacle}")
-        if self.name == "triton" and lacks_triton():
-            warn_without_triton()
-        return None
+    code: Any
+    line: str
 
 
-class Backends:
+class Operation:
     """The ways to compute an operation, registered by name.
-
-    What there is to know about a device is found out once, and kept until another backend is requested.
 
     Args:
         package: The package of their modules.
         attribute: The name under which a module has the code: a function of the same arguments, or a record of
             functions.
+
+    Attributes:
+        backends: By name, in the order of preference, the module of each backend and its ``takes``.
+        known: What has been chosen.
     """
 
     def __init__(self, package: str, attribute: str) -> None:
-        self.package, self.attribute, self.registered = package, attribute, list[Backend]()
-        self.name = attribute.lower()
-        self.known = dict[Any, Any]()  # by device the backends and their code; by what a call depends on, its code
+        self.package, self.attribute, self.name = package, attribute, attribute.lower()
+        self.backends = dict[str, tuple[str, Takes]]()
+        self.known = dict[Any, Choice]()
         _EVERY.append(self)
 
     def backend(self, name: str, *, module: str, takes: Takes = lambda *asked: None) -> None:
         """Registers a backend, after those that are already registered.
 
         Args:
-            name: Name of its platform, a key of ``PLATFORMS``.
+            name: Name of its library, a key of ``DEVICES``.
             module: Its module, relative to the package; imported at the first call that it computes.
             takes: Gives the reason why the backend does not compute a call, or None if it does; see :func:`only_if`.
-                Its arguments are what the operation asks its backends about a call; the first is a tensor.
+                Its arguments are those of :meth:`find`.
         """
-        load = functools.cache(lambda: getattr(importlib.import_module(module, self.package), self.attribute))
-        self.registered.append(Backend(name, load, takes))
+        self.backends[name] = module, takes
 
-    def find(self, *asked: Any) -> Any:
-        """The code of the first backend that takes this call and runs here, imported; None if none does.
+    def load(self, name: str, *asked: Any) -> Any:
+        """The code of the backend of this name, imported."""
+        return getattr(importlib.import_module(self.backends[name][0], self.package), self.attribute)
+
+    def find(self, x: Tensor, *facts: Any) -> Any:
+        """The code of the first backend that takes a call and runs here; None if none does.
+
+        Args:
+            x: A tensor (..., n), of which only the device and the dtype count.
+            *facts: What else the choice depends on: numbers and names.
 
         Raises:
             RuntimeError: If the requested backend takes the call but cannot run here.
         """
-        if log.isEnabledFor(logging.DEBUG):
-            self.tell(*asked)
-        return self.look_up(*asked)
+        fits = x.numel() > 0 and x.shape[-1] <= MAX_N
+        key = x.device, x.dtype, bool(fits), *facts  # a bool even if shapes are symbols
+        found = self.known.get(key)
+        if found is None:
+            if len(self.known) >= MOST_CHOICES:
+                self.known.clear()
+            found = self.known[key] = self.choose(x, *facts)
+        if found.line and log.isEnabledFor(logging.DEBUG):
+            log.debug(found.line)
+        return found.code
 
-    def look_up(self, *asked: Any) -> Any:
-        """:meth:`find` without a line in the log."""
-        for choice, code in self._offered(asked[0]):
-            if choice.takes(*asked) is None:
-                found = code()
-                if found is not None:
-                    return found
-        return None
-
-    def fuses(self, *asked: Any) -> bool:
-        """Whether a backend should compute this call; this does not test whether it is installed."""
-        return any(choice.takes(*asked) is None for choice, _ in self._offered(asked[0]))
-
-    def _offered(self, x: Tensor) -> tuple[tuple[Backend, Callable[[], Any]], ...]:
-        """The backends for this device, unless the shape is for none, each with a function that gives its code."""
-        if _unfit(x):
-            return ()
-        device = x.device
-        if device not in self.known:
-            self.known[device] = tuple(
-                (choice, functools.cache(functools.partial(choice.on, device)))
-                for choice in self.registered
-                if _elsewhere(choice.name, device) is None
-            )
-        found: tuple[tuple[Backend, Callable[[], Any]], ...] = self.known[device]
-        return found
-
-    def tell(self, *asked: Any) -> None:
-        """Writes to the log which backend computes a call, and why not one that comes before it."""
-        x, told, by = asked[0], "", "torch"
-        for choice in self.registered:
-            reason = (
-                _elsewhere(choice.name, x.device)
-                or _unfit(x)
-                or choice.takes(*asked)
-                or PLATFORMS[choice.name].obstacle(x.device)
-            )
-            if reason is None:
-                by = choice.name
-                break
-            told += f"; not on {choice.name}: {reason}"
-        log.debug("%s runs on %s%s", self.name, by, told)
-
-    def named(self, name: str) -> Any:
-        """The code of the backend of this name, imported; None if it has none.
-
-        For calls for which that backend has already been chosen by another operation.
-        """
-        return next((choice.load() for choice in self.registered if choice.name == name), None)
-
-    def is_fused(self, *asked: Any) -> bool:
+    def is_fused(self, x: Tensor, *facts: Any) -> bool:
         """Whether a backend computes this call."""
-        return self.find(*asked) is not None
+        return self.find(x, *facts) is not None
+
+    def choose(self, x: Tensor, *facts: Any) -> Choice:
+        """:meth:`find`, for the first time."""
+        told = ""
+        for name in self.backends:
+            reason = self._refusal(name, x, *facts)
+            if reason is None:
+                reason = OBSTACLES[name](x.device)
+                if reason is None:
+                    return Choice(self.load(name, x, *facts), f"{self.name} runs on {name}{told}")
+                if name == _wanted and x.device.type != "meta":
+                    raise RuntimeError(f"backend {name!r} is forced, but {reason}")
+                if name == "triton" and lacks_triton():
+                    warn_without_triton()
+            told += f"; not on {name}: {reason}"
+        return Choice(None, f"{self.name} runs on torch{told}")
+
+    def _refusal(self, name: str, x: Tensor, *facts: Any) -> str | None:
+        """The reason why a backend is not for a call, wherever it can run."""
+        if _wanted not in ("auto", name):
+            return f"the requested backend is {_wanted}"
+        if _wanted == "auto" and x.device.type != DEVICES[name]:
+            return f"it is for tensors on {DEVICES[name]}"
+        if x.numel() == 0:
+            return "there is nothing to compute"
+        if x.shape[-1] > MAX_N:
+            return "columns of a row are counted in 32 bits"
+        return self.backends[name][1](x, *facts)
 
 
-_EVERY = list[Backends]()
+_EVERY = list[Operation]()
 
 
-def _unfit(x: Tensor) -> str | None:
-    """The reason why no backend computes calls on tensors ``(..., n)`` of this shape."""
-    if x.numel() == 0:
-        return "there is nothing to compute"
-    return "columns of a row are counted in 32 bits" if x.shape[-1] > MAX_N else None
-
-
-def _elsewhere(name: str, device: torch.device) -> str | None:
-    """The reason why calls on a device are not for this backend, by what was requested."""
-    if _wanted != "auto":
-        return None if name == _wanted else f"the requested backend is {_wanted}"
-    return None if device.type in PLATFORMS[name].devices else PLATFORMS[name].elsewhere
-
-
-class Operator(Backends):
+class Operator(Operation):
     """An operation, registered as ``khot::name``; not differentiable itself, but its callers may be.
 
     Args:
         name: Its name in ``torch.ops.khot``.
-        plain: The operation in plain torch, for every call: a function of the operator's typed arguments. The first is
-            a tensor, whose device decides. A backend's module has a function of the same name and arguments.
+        plain: The operation in plain torch, for every call: a function of the operator's typed arguments. A backend's
+            module has a function of the same name and arguments.
         fake: Empty results for arguments without data.
-        asks: Maps the arguments to what backends are asked about a call, a tensor first; by default the arguments.
+        asks: Maps the arguments to what the choice of a backend depends on, see :meth:`Operation.find`; by default the
+            first argument, a tensor.
         batch: Rule for ``torch.vmap``, as ``torch.library.register_vmap`` takes it. By default the batch becomes the
             first dimension of every tensor and result, and an argument ``check`` becomes False, because the contents of
             a batch are not checked. False for an operation that is called only by autograd Functions with their own
@@ -266,7 +224,7 @@ class Operator(Backends):
         plain: Callable[..., Any],
         *,
         fake: Callable[..., Any],
-        asks: Callable[..., tuple[Any, ...]] = lambda *args: args,
+        asks: Callable[..., tuple[Any, ...]] = lambda x, *_: (x,),
         batch: Callable[..., Any] | bool = True,
     ) -> None:
         super().__init__(plain.__module__.rpartition(".")[0], plain.__name__)
@@ -294,11 +252,7 @@ class Operator(Backends):
             return results if first is results[0] else (first, *results[1:])
 
     def implementation(self, *args: Any) -> Callable[..., Any]:
-        """The function that computes this call.
-
-        Raises:
-            RuntimeError: If the requested backend takes the call but cannot run here.
-        """
+        """The function that computes this call."""
         found: Callable[..., Any] = self.find(*self.asks(*args)) or self.plain
         return found
 
@@ -320,54 +274,33 @@ OPERATORS: dict[str, Operator] = {}
 class DrawOperator(Operator):
     """An operation that draws: a function of parameters and a seed.
 
+    Backends are asked about the first parameter, its length n, the number of its rows, and that of draws.
+
     Args:
         name: Its name in ``torch.ops.khot``.
         plain: The operation in plain torch, ``function(*parameters, seed, draws, dtype, ...)``. The first of the
             parameters is ``(*batch, n)``, the others ``(*batch, ...)``; the seed is from
             :func:`~khot.kernels.random_numbers.philox.draw_seed`, and the result ``(draws, *batch, n)``, of the dtype.
             What a draw of a row is depends on its number and that of the row, not on how many there are.
-
-    Backends are asked about the first parameter and the number of draws.
     """
 
     def __init__(self, name: str, plain: Callable[..., Tensor]) -> None:
-        super().__init__(name, plain, fake=self._fake, asks=self._first_and_draws, batch=self._batch)
-
-    @staticmethod
-    def fills_device(x: Tensor, draws: int) -> str | None:
-        """``takes`` for backends with one program per draw."""
-        n, rows = x.shape[-1], math.prod(x.shape[:-1])
-        if draws > 0 and n > LONG_DRAW and draws * rows < MANY_DRAWS:
-            return "torch spreads a long row over the whole device, and there are too few draws for a program each"
-        return DrawOperator.has_draws(x, draws)
-
-    @staticmethod
-    def has_draws(x: Tensor, draws: int) -> str | None:
-        """``takes`` for backends that make any positive number of draws."""
-        return None if draws > 0 else "there is nothing to draw"
-
-    @functools.cached_property
-    def _seed(self) -> int:
-        """The index of the seed among the arguments; the number of draws comes after it."""
-        return self.parameters.index("seed")
-
-    def _first_and_draws(self, *args: Any) -> tuple[Any, ...]:
-        return args[0], args[self._seed + 1]
+        self._seed = list(inspect.signature(plain).parameters).index("seed")  # the number of draws comes after it
+        super().__init__(
+            name,
+            plain,
+            fake=lambda x, *rest: x.new_empty((rest[self._seed], *x.shape), dtype=rest[self._seed + 1]),
+            asks=lambda x, *rest: _size_of_draws(x, rest[self._seed]),
+            batch=self._batch,
+        )
 
     def kernel(self, x: Tensor, draws: int) -> Callable[..., Tensor] | None:
         """The function that makes the draws for parameters x; None for plain torch, which may use torch's generators.
 
         Inside a vmap it is the operator, even if x is not mapped, because the seed may be.
         """
-        call = call_of(x)
-        if not call.is_plain:
-            return self if self.fuses(x, draws) else None
-        found: Callable[..., Tensor] | None = self.find(x, draws)
-        return None if found is self.plain else found
-
-    def _fake(self, *args: Any) -> Tensor:
-        draws, dtype = args[self._seed + 1 : self._seed + 3]
-        return args[0].new_empty((draws, *args[0].shape), dtype=dtype)
+        found: Callable[..., Tensor] | None = self.find(*_size_of_draws(x, draws))
+        return found if found is None or call_of(x).is_plain else self
 
     def _batch(self, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Tensor, int]:
         parameters = move_batch_first(info.batch_size, in_dims, args[: self._seed])
@@ -376,6 +309,15 @@ class DrawOperator(Operator):
         if seed_dim is None:  # the same randomness for the whole batch
             return torch.stack([self(*row, seed, *options) for row in zip(*parameters, strict=True)]), 0
         return self(*parameters, seed.movedim(seed_dim, 0)[0], *options), 1  # draws and rows have their own numbers
+
+
+def _size_of_draws(x: Tensor, draws: int) -> tuple[Tensor, int, int, int]:
+    return x, int(x.shape[-1]), int(math.prod(x.shape[:-1])), draws
+
+
+def has_draws(x: Tensor, n: int, rows: int, draws: int) -> str | None:
+    """``takes`` for backends of a :class:`DrawOperator` that make any positive number of draws."""
+    return None if draws > 0 else "there is nothing to draw"
 
 
 def define(name: str, function: Callable[..., Any]) -> Any:

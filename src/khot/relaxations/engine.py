@@ -75,7 +75,7 @@ class ThresholdMap(NamedTuple):
     def apply(self, call: Call, x: Tensor, k: Number, softness: Number, dim: int | tuple[int, ...]) -> Tensor:
         """The values along ``dim``, in a call of this kind."""
         if call is PLAIN and type(dim) is int and dim == -1 and _is_usual(x, k, softness):
-            recipe = threshold.recipe(x, self.link, self.kind)
+            recipe = threshold.recipes.find(x, *self.link.key, self.kind.name)
             found = recipe and recipe.mask(x, k, softness)
             if found:
                 y, at = found

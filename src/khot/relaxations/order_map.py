@@ -16,7 +16,7 @@ from torch.autograd import Function
 from khot._torch_internals import no_view
 from khot.kernels.call import is_first_derivative, is_plain
 from khot.kernels.order import RowMap
-from khot.kernels.registry import Backends
+from khot.kernels.registry import Operation
 
 
 @dataclass(frozen=True)  # as a constant tuple, Dynamo of torch 2.6 would have to write down its contents
@@ -29,7 +29,7 @@ class OrderMap:
     """
 
     compose: Callable[[Tensor, Tensor, float | Tensor], Tensor]
-    whole: Backends
+    whole: Operation
 
     def __call__(self, x: Tensor, values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
         """The map of x (..., n), which is already sorted."""

@@ -41,29 +41,30 @@ leaves to other code.
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..registry import Backends, DrawOperator, Operator, only_if
+from ..registry import DrawOperator, Operation, Operator, only_if
 from . import reference, reference_tree, torch_pairs
 
 TABLE = 20_000  # units times counts of rows for which a table of counts is the fastest way
 LONGEST = 2**14  # units of a row; the product tree is faster in rows at least a few times as long
 
 _short_rows = only_if(
-    lambda logits, *_: logits.shape[-1] <= LONGEST, f"the product tree is faster for rows of more than {LONGEST} units"
+    lambda logits, n, *_: n <= LONGEST, f"the product tree is faster for rows of more than {LONGEST} units"
 )
 
 MOST_FACTORED = 2**16  # units of rows whose factors, some 500 bytes per unit, do not take too much memory
 
 _not_too_long = only_if(
-    lambda x, *_: x.shape[-1] <= MOST_FACTORED, f"the tables of rows of more than {MOST_FACTORED} units are too large"
+    lambda x, n: n <= MOST_FACTORED, f"the tables of rows of more than {MOST_FACTORED} units are too large"
 )
 
 
-class _Loop(Backends):
+class _Loop(Operation):
     """A function of this name in numba, for plain calls of laws that have asked whether a loop takes them."""
 
     def __init__(self, name: str, module: str, takes: Callable[..., str | None] = lambda *asked: None) -> None:
@@ -71,7 +72,15 @@ class _Loop(Backends):
         self.backend("numba", module=module, takes=takes)
 
     def __call__(self, *args: Any) -> Any:
-        return self.named("numba")(*args)
+        return self._code(*args)
+
+    @cached_property
+    def _code(self) -> Callable[..., Any]:
+        code: Callable[..., Any] = self.load("numba")
+        return code
+
+    def is_fused(self, x: Tensor) -> bool:
+        return self.find(x, int(x.shape[-1])) is not None
 
 
 bernoulli_count = _Loop("bernoulli_count", ".numba_backend", _short_rows)
@@ -99,10 +108,10 @@ def roots_shape(leaf: Tensor, bound: int, levels: int) -> tuple[int, int, int]:
     return (1 if n <= 2**levels else min(2**levels, bound) + 1), -(-n // 2**levels), rows
 
 
-def _narrow(x: Tensor) -> str | None:
+def _narrow(x: Tensor, width: int) -> str | None:
     if x.dtype != torch.float64:
         return "its kernels are for float64"
-    return None if x.shape[0] <= TRITON_WIDTH else f"the FFT is faster for children wider than {TRITON_WIDTH}"
+    return None if width <= TRITON_WIDTH else f"the FFT is faster for children wider than {TRITON_WIDTH}"
 
 
 def _like_bends(leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool) -> Any:
@@ -113,10 +122,11 @@ def _operator(
     definition: Callable[..., Any],
     fake: Callable[..., Any],
     module: str,
+    asks: Callable[..., tuple[Any, ...]] = lambda x, *_: (x,),
     takes: Callable[..., str | None] = lambda *asked: None,
 ) -> Operator:
     """An operation of the name of its definition, which only autograd Functions call."""
-    operator = Operator(definition.__name__, definition, fake=fake, batch=False)
+    operator = Operator(definition.__name__, definition, fake=fake, asks=asks, batch=False)
     operator.backend("triton", module=module, takes=takes)
     return operator
 
@@ -125,13 +135,15 @@ pair_merge = _operator(
     torch_pairs.pair_merge,
     lambda x, start, length: x.new_empty(length, *x.shape[2:]),
     ".triton_pairs",
-    lambda x, *_: _narrow(x),
+    lambda x, *_: (x, x.shape[0]),
+    _narrow,
 )
 pair_split = _operator(
     torch_pairs.pair_split,
     lambda g, x, start: torch.empty_like(x, memory_format=torch.contiguous_format),
     ".triton_pairs",
-    lambda g, x, start: _narrow(x),
+    lambda g, x, start: (x, x.shape[0]),
+    _narrow,
 )
 forest_roots = _operator(
     reference_tree.forest_roots,
@@ -142,5 +154,5 @@ forest_outsides = _operator(reference_tree.forest_outsides, lambda leaf, *_: tor
 forest_bends = _operator(reference_tree.forest_bends, _like_bends, ".triton_forest")
 
 # Draws the units of whole trees, given how many ones each has; without it a tree draws level by level.
-forest_draw = Backends(__name__, "launch_draw")
+forest_draw = Operation(__name__, "launch_draw")
 forest_draw.backend("triton", module=".triton_draw")

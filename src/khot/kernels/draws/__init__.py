@@ -21,7 +21,7 @@ References:
 
 from torch import Tensor
 
-from ..registry import DrawOperator
+from ..registry import DrawOperator, has_draws
 from . import exact
 from .exact import balance, missing_share, tournament
 
@@ -30,18 +30,12 @@ __all__ = ["balance", "missing_share", "pivotal_draw", "tournament"]
 LONGEST_ON_CHIP = 4096  # units of a row that a program on an accelerator holds
 
 
-def _fits_a_program(probs: Tensor, draws: int) -> str | None:
-    if probs.shape[-1] > LONGEST_ON_CHIP:
+def _fits_a_program(probs: Tensor, n: int, rows: int, draws: int) -> str | None:
+    if n > LONGEST_ON_CHIP:
         return f"a program has no room for a row of more than {LONGEST_ON_CHIP} units"
-    return DrawOperator.has_draws(probs, draws)
-
-
-def _counts_in_int32(probs: Tensor, draws: int) -> str | None:
-    if probs.shape[-1] >= 2**31:
-        return "its loops count units in 32 bits"
-    return DrawOperator.has_draws(probs, draws)
+    return has_draws(probs, n, rows, draws)
 
 
 pivotal_draw = DrawOperator("pivotal_draw", exact.pivotal_draw)
 pivotal_draw.backend("triton", module=".triton_tournament", takes=_fits_a_program)
-pivotal_draw.backend("numba", module=".numba_tournament", takes=_counts_in_int32)
+pivotal_draw.backend("numba", module=".numba_tournament", takes=has_draws)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from ..operators.autograd import move_batch_first
-from ..registry import Operator
+from ..registry import Operator, only_if
 from . import exact
 
 
@@ -44,11 +44,11 @@ def _batch(info: Any, in_dims: Any, s: Tensor, w: Tensor, strength: Tensor, *opt
     return isotonic(s, w, strength, *options[:-1], ""), (0, 0)
 
 
-isotonic = Operator("isotonic", exact.isotonic, fake=_fake, batch=_batch)
+def _asks(s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, dual: bool, *_: Any) -> tuple[Any, ...]:
+    return s, p == 2 and not dual
 
 
-def _pools(s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, dual: bool, *_: Any) -> str | None:
-    return None if p == 2 and not dual else "it only pools, and only for p = 2"
-
-
-isotonic.backend("numba", module=".numba_backend", takes=_pools)
+isotonic = Operator("isotonic", exact.isotonic, fake=_fake, asks=_asks, batch=_batch)
+isotonic.backend(
+    "numba", module=".numba_backend", takes=only_if(lambda s, pools: pools, "it only pools, and only for p = 2")
+)

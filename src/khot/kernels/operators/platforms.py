@@ -1,4 +1,4 @@
-"""Platforms of backends: libraries and devices, and the reasons why a backend cannot run somewhere."""
+"""Libraries of backends: the devices that they are for, and the reasons why they cannot run somewhere."""
 
 import functools
 import importlib
@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import torch
 
@@ -24,8 +23,6 @@ def _is_installed(name: str) -> bool:
 
 
 HAS_NUMBA = _is_installed("numba")  # imported only at the first call that runs on it, which takes half a second
-INSTALL_NUMBA = "pip install numba"
-INSTALL_TRITON = "pip install triton"
 
 
 @functools.cache
@@ -34,7 +31,7 @@ def lacks_triton() -> str | None:
     try:
         triton = importlib.import_module("triton")
     except ImportError as error:
-        return f"Triton is not installed ({error}): {INSTALL_TRITON}"
+        return f"Triton is not installed ({error}): pip install triton"
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST_TRITON:
         return f"the kernels need Triton 3.4 or newer, as in torch 2.8, but this is Triton {triton.__version__}"
     return None
@@ -55,6 +52,8 @@ def _triton_obstacle(device: torch.device) -> str | None:
         if os.environ.get("TRITON_INTERPRET") == "1":
             return None
         return "a CPU tensor needs Triton's interpreter: set TRITON_INTERPRET=1 before Python starts"
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return f"Triton's kernels run on CUDA and ROCm devices, and {device} is none that is here"
     capability = torch.cuda.get_device_capability(device)
     if torch.version.hip is None and capability < OLDEST_CUDA:
         return f"{device} has compute capability {capability}, and Triton needs {OLDEST_CUDA}"
@@ -70,31 +69,13 @@ def _numba_obstacle(device: torch.device) -> str | None:
     try:
         numba = importlib.import_module("numba")
     except ImportError as error:
-        return f"numba is not installed ({error}): {INSTALL_NUMBA}"
+        return f"numba is not installed ({error}): pip install numba"
     if numba.config.DISABLE_JIT:
         return "numba's compiler is turned off, by NUMBA_DISABLE_JIT=1 in the environment"
     return None
 
 
-class Platform(NamedTuple):
-    """The devices on which backends of one kind run, and the reasons why they do not run on others.
-
-    Attributes:
-        devices: Device types on which they are chosen unless a backend is requested by name.
-        elsewhere: The reason why they are not chosen on other devices.
-        obstacle: The reason why they cannot run on a device; None if they can.
-    """
-
-    devices: tuple[str, ...]
-    elsewhere: str
-    obstacle: Callable[[torch.device], str | None]
-
-
-PLATFORMS = {
-    "numba": Platform(
-        ("cpu",) if HAS_NUMBA else (),
-        "numba's loops run on a CPU" if HAS_NUMBA else f"numba is not installed: {INSTALL_NUMBA}",
-        _numba_obstacle,
-    ),
-    "triton": Platform(("cuda",), "Triton's kernels run on CUDA and ROCm devices", _triton_obstacle),
-}
+# For each library the type of device on which it is chosen unless it is requested by name, and the reason why it cannot
+# run on a device, or None.
+DEVICES = {"numba": "cpu", "triton": "cuda"}
+OBSTACLES: dict[str, Callable[[torch.device], str | None]] = {"numba": _numba_obstacle, "triton": _triton_obstacle}

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from ..call import is_plain
-from ..registry import Backends, Operator, only_if
+from ..registry import Operation, Operator, only_if
 from . import slices, sums
 from .sums import Points, number_of_points
 
@@ -94,23 +94,23 @@ slice_weights_derivative = Operator("slice_weights_derivative", slices.slice_wei
 
 FEW = 2**11  # numbers that torch sorts before NumPy's sort is set up
 
-_sort_rows = Backends(__name__, "sort_rows")
+_sort_rows = Operation(__name__, "sort_rows")
 _sort_rows.backend(
-    "numba", module=".numba_sort", takes=only_if(lambda x: x.numel() >= FEW, "torch sorts a few numbers sooner")
+    "numba", module=".numba_sort", takes=only_if(lambda x, many: many, "torch sorts a few numbers sooner")
 )
 
 
 def sorted_rows(x: Tensor, descending: bool = False) -> tuple[Tensor, Tensor]:
     """Sorted values and their positions along the last axis, as of ``torch.sort``: constants; ties in their order."""
     x = x.detach()
-    sort = _sort_rows.find(x) if is_plain(x) else None
+    sort = _sort_rows.find(x, x.numel() >= FEW) if is_plain(x) else None
     found = sort(x, descending) if sort else x.sort(-1, descending=descending)
     return found[0], found[1]
 
 
 # Whole maps and their first derivatives, each a :class:`RowMap`; other calls are composed of the operators above.
-soft_rank = Backends(__name__, "SOFT_RANK")
-soft_sort = Backends(__name__, "SOFT_SORT")
-soft_permutation = Backends(__name__, "SOFT_PERMUTATION")
+soft_rank = Operation(__name__, "SOFT_RANK")
+soft_sort = Operation(__name__, "SOFT_SORT")
+soft_permutation = Operation(__name__, "SOFT_PERMUTATION")
 for _map in (soft_rank, soft_sort, soft_permutation):
     _map.backend("numba", module=".numba_maps")

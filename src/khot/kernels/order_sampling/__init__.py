@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..registry import Backends, DrawOperator
+from ..registry import DrawOperator, Operation, has_draws
 from . import reference_draw
 from .reference_draw import draw_ranks, rank_centre, rank_scale
 
@@ -73,9 +73,18 @@ class Integrals(NamedTuple):
     product: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, str, float], Tensor]
 
 
-integrals = Backends(__name__, "INTEGRALS")
+integrals = Operation(__name__, "INTEGRALS")
 integrals.backend("numba", module=".numba_backend")
 
+LONG_DRAW, MANY_DRAWS = 2**17, 32  # draws of more units get one program each only if there are this many of them
+
+
+def _fills_device(x: Tensor, n: int, rows: int, draws: int) -> str | None:
+    if draws > 0 and n > LONG_DRAW and draws * rows < MANY_DRAWS:
+        return "torch spreads a long row over the whole device, and there are too few draws for a program each"
+    return has_draws(x, n, rows, draws)
+
+
 order_draw = DrawOperator("order_draw", reference_draw.order_draw)
-order_draw.backend("triton", module=".triton_draw", takes=DrawOperator.fills_device)
-order_draw.backend("numba", module=".numba_draw", takes=DrawOperator.has_draws)
+order_draw.backend("triton", module=".triton_draw", takes=_fills_device)
+order_draw.backend("numba", module=".numba_draw", takes=has_draws)

@@ -18,7 +18,6 @@ The exact path, plain torch in float64, takes every row. The fast paths, numba o
 ordinary rows and leave the others to it.
 """
 
-import logging
 from typing import Any
 
 import torch
@@ -27,13 +26,14 @@ from torch import Tensor
 from ..exact.rows import in_rows_of
 from ..links.base import Link
 from ..links.logistic import LOGISTIC
-from ..registry import Backends, Operator, log
+from ..registry import Choice, Operation, Operator
 from . import exact
-from .kinds import KINDS, MASK, Kind, Recipe
+from .kinds import KINDS, MASK
 
-__all__ = ["mask", "mask_derivative", "recipe", "solve_threshold", "threshold", "threshold_derivative"]
+__all__ = ["mask", "mask_derivative", "recipes", "solve_threshold", "threshold", "threshold_derivative"]
 
 
+Asked = tuple[Tensor, int, float, str]
 STEEPEST = 256.0  # powers up to which loops compute; the rounding of their distances is magnified by so much
 
 
@@ -46,7 +46,8 @@ def _like_x_and_rows(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(x, memory_format=torch.contiguous_format), *_like_rows(x)
 
 
-def _has_loops(x: Tensor, link: Link, kind: Kind) -> str | None:
+def _has_loops(x: Tensor, number: int, q: float, name: str) -> str | None:
+    link, kind = Link.find(number, q), KINDS[name]
     if link.compact and link.condition > STEEPEST:
         return f"a power of {link.condition:.3g} needs distances of more digits"
     if link.has_kernel(kind.log):
@@ -54,25 +55,27 @@ def _has_loops(x: Tensor, link: Link, kind: Kind) -> str | None:
     return f"the link {type(link).__name__} has no loops" + (" of logarithms" if kind.log else "")
 
 
-def _has_kernels(x: Tensor, link: Link, kind: Kind) -> str | None:
-    return "there are no kernels for odd maps" if kind.absolute else _has_loops(x, link, kind)
+def _has_kernels(x: Tensor, number: int, q: float, name: str) -> str | None:
+    return "there are no kernels for odd maps" if KINDS[name].absolute else _has_loops(x, number, q, name)
 
 
-def _asks(x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, *_: Any) -> tuple[Tensor, Link, Kind]:
-    return x, Link.find(link, q), KINDS[kind]
+def _asks(x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, *_: Any) -> Asked:
+    return x, link, q, kind
 
 
 def _derivative_asks(
     x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: int, q: float, kind: str, *_: Any
-) -> tuple[Tensor, Link, Kind]:
-    return x, Link.find(link, q), KINDS[kind]
+) -> Asked:
+    return x, link, q, kind
 
 
-def _has_offset_loop(x: Tensor, link: Link, kind: Kind) -> str | None:
-    return _has_loops(x, link, kind) if kind == MASK else "the loop of the offset's derivative is for masks only"
+def _has_offset_loop(x: Tensor, number: int, q: float, name: str) -> str | None:
+    if name != MASK.name:
+        return "the loop of the offset's derivative is for masks only"
+    return _has_loops(x, number, q, name)
 
 
-# Backends are asked about the scores, the link and the kind of map.
+# Backends are asked about the scores, the key of the link and the name of the kind of map.
 threshold = Operator("threshold", exact.threshold, fake=lambda x, *_: _like_rows(x), asks=_asks)
 mask = Operator("threshold_mask", exact.mask, fake=_like_x_and_rows, asks=_asks)
 for _operator in (threshold, mask):
@@ -90,26 +93,26 @@ threshold_derivative = Operator(
 )
 threshold_derivative.backend("numba", module=".numba_backend", takes=_has_offset_loop)
 
-MOST_RECIPES = 64  # that are kept
-# The mask as a function of the scores only, for numbers k and scale, and its gradient, both at the least fixed cost.
-_recipes = Backends(__name__, "recipe")
-_recipes.name = mask.name
-_recipes.backend("triton", module=".triton_plain", takes=_has_kernels)
-_recipes.backend("numba", module=".numba_backend", takes=_has_loops)
+
+class _Recipes(Operation):
+    """The mask as a function of the scores only, for numbers k and scale, and its gradient, at the least fixed cost.
+
+    Each :class:`Recipe` is made once. Without one, the operator computes a call, and tells so.
+    """
+
+    def load(self, name: str, *asked: Any) -> Any:
+        x, number, q, kind = asked
+        return super().load(name)(Link.find(number, q), KINDS[kind], x.dtype)
+
+    def choose(self, x: Tensor, *facts: Any) -> Choice:
+        found = super().choose(x, *facts)
+        return found if found.code else Choice(None, "")
 
 
-def recipe(x: Tensor, link: Link, kind: Kind) -> Recipe | None:
-    """How a plain call with these scores is computed, found once for each device, dtype, link and kind."""
-    asked = x.device, x.dtype, link.key, kind.name
-    if asked not in _recipes.known:
-        if len(_recipes.known) >= MOST_RECIPES:  # of exponents that change from step to step
-            _recipes.known.clear()
-        make = _recipes.look_up(x, link, kind)
-        _recipes.known[asked] = make and make(link, kind, x.dtype)
-    found: Recipe | None = _recipes.known[asked]
-    if found and log.isEnabledFor(logging.DEBUG):
-        _recipes.tell(x, link, kind)
-    return found
+recipes = _Recipes(__name__, "recipe")
+recipes.name = mask.name
+recipes.backend("triton", module=".triton_plain", takes=_has_kernels)
+recipes.backend("numba", module=".numba_backend", takes=_has_loops)
 
 
 def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, link: Link = LOGISTIC) -> Tensor:
