@@ -13,8 +13,6 @@ from khot.kernels.count import (
     bernoulli_count,
     bernoulli_count_derivative,
     bernoulli_count_draw,
-    marked_count,
-    marked_count_draw,
 )
 from khot.laws import conditional_poisson, sampford, unit_by_unit
 from khot.laws.size_range import SizeRange
@@ -23,7 +21,7 @@ from tests.inputs import normal
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-from khot.kernels.count import numba_backend, numba_marked
+from khot.kernels.count import numba_backend
 
 pytestmark = pytest.mark.slow  # as what is tested takes seconds to compile
 
@@ -85,13 +83,6 @@ def test_rows_without_an_answer_are_nan_and_others_are_not():
     assert gradient[:4].isnan().all() and not gradient[4].isnan().any()
     draws = bernoulli_count_draw(logits, k, k, SEED, 7, torch.float64)
     assert (draws[:, :4] == 0).all() and (draws[:, 4].sum(-1) == 3).all()
-    probs = torch.full((2, 4), 0.5).double()
-    probs[0, 1] = torch.nan
-    _, log_total, slope = marked_count(probs, torch.tensor([2, 2]), True)
-    assert log_total[0].isnan() and slope[0].isnan().all() and log_total[1].isfinite()
-    assert (
-        marked_count_draw(probs, torch.tensor([2, 2]), SEED, 3, torch.float64).sum(-1) == torch.tensor([0, 2])
-    ).all()
 
 
 def test_log_prob_of_values_between_far_units():
@@ -105,13 +96,11 @@ def test_log_prob_of_values_between_far_units():
 def test_parts_of_draws_are_parts_of_the_whole(n, draws):
     """The random numbers of a draw depend only on its position, not on the number of rows, draws or threads."""
     logits, k = normal(4, n), torch.tensor([1, n // 2, n - 1, n // 3])
-    probs = sigmoid_topk(logits, k)
-    for operator, parameters in ((bernoulli_count_draw, (logits, k, k)), (marked_count_draw, (probs, k))):
-        whole = operator(*parameters, SEED, draws, torch.float64)
-        assert (whole.sum(-1) == k).all()
-        for some, rows in ((2, 4), (draws, 1), (60, 3)):
-            part = operator(*(v[:rows] for v in parameters), SEED, some, torch.float64)
-            assert torch.equal(part, whole[:some, :rows])
+    whole = bernoulli_count_draw(logits, k, k, SEED, draws, torch.float64)
+    assert (whole.sum(-1) == k).all()
+    for some, rows in ((2, 4), (draws, 1), (60, 3)):
+        part = bernoulli_count_draw(*(v[:rows] for v in (logits, k, k)), SEED, some, torch.float64)
+        assert torch.equal(part, whole[:some, :rows])
 
 
 @pytest.mark.parametrize(("n", "k"), [(5, 2), (400, 60)])
@@ -183,8 +172,7 @@ def rows_of(monkeypatch):
 
         return call
 
-    for module in (numba_backend, numba_marked):
-        monkeypatch.setattr(module, "over_rows", counting(module.over_rows))
+    monkeypatch.setattr(numba_backend, "over_rows", counting(numba_backend.over_rows))
     return lambda loop: rows.pop(loop, [])
 
 
@@ -275,12 +263,6 @@ def test_rows_that_an_expansion_repeats_are_solved_once(rows_of):
         assert all(map(torch.equal, results(design), expected))
         assert rows_of(numba_backend._law_blocks) == [solved]
 
-    probs = sigmoid_topk(rows, 2).expand(2, 3, 4, 5)
-    expected = sampford.log_prob(probs.contiguous(), 2, value)
-    assert rows_of(numba_marked._marked_rows) == [24]
-    assert sampford.log_prob(probs, 2, value).equal(expected)
-    assert rows_of(numba_marked._marked_rows) == [3]
-
 
 def test_gradients_of_rows_that_an_expansion_repeats():
     theta = normal(3, 1, 5).requires_grad_()
@@ -354,3 +336,31 @@ def test_draws_have_the_law_of_the_tree(sizes):
     statistic = ((counts - expected).square() / expected).where(inside, 0.0).sum(0)
     assert (statistic.numpy() < chi2.isf(1e-6, (inside.sum(0) - 1).clamp(min=1).numpy())).all()
     assert (counts.where(~inside, 0.0).sum(0) <= 40).all() and (counts.sum(0) == 200_000).all()
+
+
+def test_long_draws_have_the_law_of_the_tree():
+    """With certain units, nearly certain ones and ties; numbers of ones in groups of units by chi-square at 1e-6."""
+    logits, k, draws = 3 * normal(3, 700), torch.tensor([40, 350, 690]), 20_000
+    logits[0, :5], logits[1, 7:400], logits[2, 3:60] = torch.inf, 0.25, -40.0
+    drawn = bernoulli_count_draw(logits, k, k, SEED, draws, torch.bool)
+    assert (drawn.sum(-1) == k).all()
+    with backend("torch"):
+        mean = conditional_poisson.inclusion_probabilities(logits, k)
+    assert ((drawn.double().mean(0) - mean).abs() <= 6 * (mean * (1 - mean) / draws).sqrt() + 20 / draws).all()
+    for group in (slice(350), slice(690, 700), slice(0, 700, 2)):
+        inside, outside = logits.clone(), logits.clone()
+        inside[:, [i for i in range(700) if i not in range(700)[group]]] = -torch.inf
+        outside[:, group] = -torch.inf
+        for r in range(3):
+            counts = torch.arange(min(int(k[r]), len(range(700)[group])) + 1)
+            log_weight = sum(
+                conditional_poisson.log_partition(
+                    rows[r].masked_fill(rows[r] == torch.inf, 60.0).expand(len(counts), -1), size
+                ).where((size <= (rows[r] > -torch.inf).sum()), -torch.inf)
+                for rows, size in ((inside, counts), (outside, k[r] - counts))
+            )
+            expected = draws * log_weight.softmax(0)
+            found = drawn[:, r, group].sum(-1).bincount(minlength=len(counts)).double()
+            large = expected > 5
+            statistic = ((found - expected).square() / expected)[large].sum()
+            assert statistic < chi2.isf(1e-6, max(int(large.sum()) - 1, 1)) and found[~large].sum() <= 40

@@ -122,15 +122,6 @@ def k_hot(logits: Tensor, k: Tensor) -> Tensor:
     return (logits.argsort(-1, descending=True).argsort(-1) < k.unsqueeze(-1)).double()
 
 
-def marked() -> tuple[Tensor, Tensor]:
-    """Probabilities that add up to 4, 2 and 3, some of them 0 or 1, and a row without a choice."""
-    scores = 2 * normal(4, 9)
-    scores[1, 3], scores[1, 5], k = torch.inf, -torch.inf, torch.tensor([4, 2, 8, 3])
-    probs = simplex.mask(scores, k.double(), torch.ones(4).double(), *LOGISTIC.key, "mask", "", False)[0]
-    probs[3] = k_hot(scores, k)[3]
-    return probs.float().double(), k
-
-
 def tied_rows() -> tuple[Any, ...]:
     """Rows with ties at the threshold, infinite entries and a size each."""
     x = (2 * normal(4, 40)).round()
@@ -202,7 +193,6 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: (normal(2, 600).sigmoid().float(), torch.tensor([300, 290]), SEED, 2, torch.float32),
     ],
     "bernoulli_count_draw": [lambda: (*counted(), counted()[1], SEED, 50, torch.float32)],
-    "marked_count_draw": [lambda: (*marked(), SEED, 50, torch.float32)],
 }
 DEFINITIONS = {
     "threshold": simplex.threshold,

@@ -4,14 +4,11 @@ import torch
 from torch import Size, Tensor
 
 from khot.laws import sampford as law
-from khot.laws import unit_by_unit
 from khot.laws.once import Once
 from khot.relaxations import topk_mask
 
 from .design import SamplingDesign
-from .rows import WHOLE, draw_by_rows, in_slabs
-
-SLAB = 3 * 2**13  # units of the rows that are scored at a time: two product trees and their gradients, about 10 MB
+from .rows import draw_by_rows
 
 
 class Sampford(SamplingDesign):
@@ -74,15 +71,7 @@ class Sampford(SamplingDesign):
         return draw_by_rows(self, draw, shape)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        probs = self._probs
-        draws_share = value.numel() > probs.numel()  # several draws share a product tree
-        if draws_share or value.numel() <= WHOLE or unit_by_unit.takes(probs, self.k, value):
-            return law.log_prob(probs, self._size, value, self._kept)
-
-        def log_prob(probs: Tensor, k: Tensor, value: Tensor) -> Tensor:
-            return law.log_prob(probs, self._size_of(k), value)
-
-        return in_slabs(log_prob, self.k, probs, value, largest=SLAB)
+        return law.log_prob(self._probs, self._size, value, self._kept)
 
     def _size_of(self, k: Tensor) -> int | Tensor:
         """The k of some rows, as an int if it is one."""

@@ -157,15 +157,27 @@ def inclusion_probabilities(logits: Tensor, k: Size, kept: Once | None = None) -
     return by_tree(logits)
 
 
-def inclusion_log_odds(logits: Tensor, k: Size) -> Tensor:
+def inclusion_log_odds(logits: Tensor, k: Size, kept: Once | None = None) -> Tensor:
     """Log-odds of the inclusion probabilities, which keep the digits that the probabilities lose next to 1."""
 
     def by_tree(logits: Tensor) -> Tensor:
-        return tilted_by_rows(lambda tilted: (tilted.log_odds(),), logits, k)[0]
+        return tilted_by_rows(lambda tilted: (tilted.log_odds(),), logits, k, kept)[0]
 
     if unit_by_unit.takes(logits, k):
-        return unit_by_unit.inclusion(logits, k, None, True, by_tree)
+        return unit_by_unit.inclusion(logits, k, kept, True, by_tree)
     return by_tree(logits)
+
+
+def log_prob_and_log_odds(
+    logits: Tensor, k: int | Tensor, value: Tensor, kept: Once | None = None
+) -> tuple[Tensor, Tensor]:
+    """:func:`log_prob` and :func:`inclusion_log_odds` of log-odds of independent units of which k are expected."""
+    if unit_by_unit.takes(logits, k, value):
+        return log_prob(logits, k, value, kept), inclusion_log_odds(logits, k, kept)
+    log_count, shift, log_odds = tilted_by_rows(
+        lambda tilted: (tilted.log_probability(), tilted.shift, tilted.log_odds()), logits, k, kept, balanced=True
+    )
+    return shifted_log_prob(logits, shift, value) - log_count, log_odds
 
 
 def count_law(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:

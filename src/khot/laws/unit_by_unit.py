@@ -1,4 +1,4 @@
-"""Conditional Poisson and Sampford by passes over the units, for rows that are not long, where kernels exist.
+"""Conditional Poisson by passes over the units, for rows that are not long, where kernels exist.
 
 Eager code on a CPU gets values and first derivatives in reverse mode from here. Everything else comes from the product
 tree: the functions receive ``by_tree``, the same function of the logits (and the value) computed by the tree, and
@@ -25,14 +25,10 @@ from khot.kernels.count import (
     bernoulli_count_draw,
     bernoulli_count_log_prob,
     bernoulli_count_log_prob_derivative,
-    marked_count,
-    marked_count_draw,
-    marked_count_log_prob,
-    marked_count_log_prob_derivative,
 )
 from khot.kernels.exact.rows import number_on
 from khot.kernels.exact.small_numbers import TINY
-from khot.kernels.operators.autograd import by_formula, has_derivative
+from khot.kernels.operators.autograd import has_derivative
 from khot.kernels.random_numbers.philox import draw_seed
 
 from .once import Once
@@ -304,65 +300,3 @@ def sample(logits: Tensor, k: Size, draws: int, generator: torch.Generator | Non
         rows, low.expand(batch_shape), high.expand(batch_shape), seed, draws, torch.bool
     )
     return drawn
-
-
-def sample_marked(probs: Tensor, k: int | Tensor, draws: int, generator: torch.Generator | None) -> Tensor | None:
-    """The same for Sampford's design."""
-    if marked_count_draw.kernel(probs, draws) is None:
-        return None
-    size = number_on(probs.device, k).long()
-    batch_shape = broadcast_shapes(probs.shape[:-1], size.shape)
-    rows, size = probs.double().expand(*batch_shape, probs.shape[-1]), size.expand(batch_shape)
-    drawn: Tensor = marked_count_draw(rows, size, draw_seed(probs.device, generator), draws, torch.bool)
-    return drawn
-
-
-class Marked(NamedTuple):
-    """Results for rows of inclusion probabilities of Sampford's design, numbers without a gradient."""
-
-    batch_shape: torch.Size
-    probs: Tensor  # (R, n) float64
-    k: Tensor  # (R,)
-    balanced: Tensor  # (R, n)
-    log_total: Tensor  # (R,)
-    slope: Tensor  # (R, n), if it was requested
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return *self.batch_shape, self.probs.shape[-1]
-
-    def for_values(self, shape: torch.Size) -> "Marked":
-        """See :meth:`Solved.for_values`."""
-        return Marked(*_repeated(self.batch_shape, shape, *self[1:]))
-
-
-def _solve_marked(probs: Tensor, k: int | Tensor, with_slope: bool) -> Marked:
-    batch_shape, rows, size, _ = _rows_once(probs, k, k)
-    return Marked(batch_shape, rows, size, *marked_count(rows, size, with_slope)).for_values(_shape_of(probs, k))
-
-
-def _sampford_log_prob(value: Tensor, marked: Marked) -> Tensor:
-    shape, values = broadcast_shapes(value.shape, marked.shape), _in_rows(value, marked.shape)
-    return marked_count_log_prob(marked.balanced, marked.log_total, values).view(shape[:-1])
-
-
-def sampford_log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Once, by_tree: ByTree) -> Tensor:
-    """Log-probability of k-hot values, which get no gradient."""
-    differentiable = has_derivative(probs, torch.is_grad_enabled())
-    name = "marked, with slope" if differentiable else "marked"
-    marked = kept.made(name, _solve_marked, probs, k, differentiable).for_values(value.shape)
-    if not differentiable:
-        return _sampford_log_prob(value, marked)
-
-    def scored(probs: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        return (no_view(_sampford_log_prob(value, marked)),)
-
-    def slope(g: Tensor, probs: Tensor, value: Tensor) -> Tensor:
-        values = _in_rows(value, marked.shape)
-        weights = g.reshape(values.shape[:2]).contiguous()
-        gradient = marked_count_log_prob_derivative(
-            marked.probs, marked.k, marked.balanced, marked.slope, values, weights
-        )
-        return _like(gradient, marked.shape, probs)
-
-    return by_formula(by_tree, scored, slope, probs, value)

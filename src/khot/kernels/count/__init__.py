@@ -26,9 +26,6 @@ Loops and draws for units given B = k; :mod:`khot.laws` composes everything that
 * ``bernoulli_count_log_prob`` and ``bernoulli_count_log_prob_derivative``: for values given B = k;
 * ``bernoulli_count_draw``: exact draws given B = k.
 
-For draws in which one unit is marked with weight :math:`|x_i - p_i|`, for Sampford's design, with probabilities p that
-add up to k: ``marked_count``, ``marked_count_log_prob``, ``marked_count_log_prob_derivative``, ``marked_count_draw``.
-
 For the inverse, from probabilities to logits: ``inclusion_inverse``, the logits for which the units given B = k have
 these log-odds; and ``covariance_inverse``, v with C v = b, where C is the covariance given B = k, a graph's Laplacian.
 
@@ -87,16 +84,11 @@ bernoulli_count = _Loop("bernoulli_count", ".numba_backend", _short_rows)
 bernoulli_count_derivative = _Loop("bernoulli_count_derivative", ".numba_backend")
 bernoulli_count_log_prob = _Loop("bernoulli_count_log_prob", ".numba_backend")
 bernoulli_count_log_prob_derivative = _Loop("bernoulli_count_log_prob_derivative", ".numba_backend")
-marked_count = _Loop("marked_count", ".numba_marked")
-marked_count_log_prob = _Loop("marked_count_log_prob", ".numba_marked")
-marked_count_log_prob_derivative = _Loop("marked_count_log_prob_derivative", ".numba_marked")
 inclusion_inverse = _Loop("inclusion_inverse", ".numba_inverse", _not_too_long)
 covariance_inverse = _Loop("covariance_inverse", ".numba_systems")
 
 bernoulli_count_draw = DrawOperator("bernoulli_count_draw", reference.bernoulli_count_draw)
 bernoulli_count_draw.backend("numba", module=".numba_backend", takes=_short_rows)
-marked_count_draw = DrawOperator("marked_count_draw", reference.marked_count_draw)
-marked_count_draw.backend("numba", module=".numba_marked", takes=_short_rows)
 
 FOREST_LEVELS = 10  # of the trees that a program holds
 TRITON_WIDTH = 1024  # widest child of a node above these that is convolved directly; beyond it the FFT is faster

@@ -18,7 +18,7 @@ from ..cpu.random_numbers import uniform_pair
 from . import TABLE, numba_long, reference
 from .numba_table import bend, descend, empty_block, is_sound, lanes_of, row_of, tabulate, widest_of
 
-BLOCK_TASKS = 4  # blocks that keep all threads busy; with fewer of them their draws are distributed
+BLOCK_TASKS, ROW_TASKS = 4, 16  # blocks or long rows that keep all threads busy; the draws of fewer are distributed
 DRAWS_A_TASK = 64
 NONE = np.empty(0)
 
@@ -125,21 +125,23 @@ def bernoulli_count_derivative(
 
 
 @per_row
-def _uniforms(seed, draw, number, rows, n, even, odd):
+def _uniforms(seed, draw, number, names, n, even, odd):
     """Random numbers of the units of a block, those of even units and of odd ones."""
     for place in range((n + 1) // 2):
         for lane in range(even.shape[1]):
-            even[place, lane], odd[place, lane] = uniform_pair(seed, draw, row_of(number, lane, rows), place)
+            even[place, lane], odd[place, lane] = uniform_pair(
+                seed, draw, names[row_of(number, lane, names.shape[0])], place
+            )
 
 
 @per_row
-def _draw_sizes(block, seed, draw, number, rows, n, width, left):
+def _draw_sizes(block, seed, draw, number, names, n, width, left):
     """Draws the sizes of what is counted."""
     for lane in range(LANES):
         least, most = block.low[lane], block.high[lane]
         left[lane] = most
         if least < most:
-            even, odd = uniform_pair(seed, draw, row_of(number, lane, rows), n // 2)
+            even, odd = uniform_pair(seed, draw, names[row_of(number, lane, names.shape[0])], n // 2)
             share, before = (odd if n % 2 else even) * block.total[lane], 0.0
             for m in range(least, most):
                 before += block.rest[m * LANES + lane] * block.table[(n * width + 1 + m) * LANES + lane]
@@ -149,7 +151,7 @@ def _draw_sizes(block, seed, draw, number, rows, n, width, left):
 
 
 @per_row
-def _draw_block(block, width, n, even, odd, left, rows, drawn):
+def _draw_block(block, width, n, even, odd, left, drawn):
     """Draws the units of a block from the last one to the first, given how many are left to count."""
     for i in range(n - 1, -1, -1):
         for lane in range(LANES):
@@ -164,7 +166,7 @@ def _draw_block(block, width, n, even, odd, left, rows, drawn):
 
 
 @kernel
-def _draw_tasks(begin, end, parts, logits, low, high, none, seed, out, is_lost):
+def _draw_tasks(begin, end, parts, none, logits, low, high, names, seed, out, is_lost):
     draws, rows, n = out.shape
     block = empty_block(n, widest_of(low, high, n), False)
     places, left, drawn = np.empty((2, n // 2 + 1, LANES)), np.empty(LANES, np.int64), np.empty((n, LANES), np.bool_)
@@ -175,9 +177,9 @@ def _draw_tasks(begin, end, parts, logits, low, high, none, seed, out, is_lost):
         for lane in range(LANES):
             width = max(width, block.high[lane] + 3)
         for draw in range(draws * part // parts, draws * (part + 1) // parts):
-            _uniforms(seed[0], draw, number, rows, n, places[0], places[1])
-            _draw_sizes(block, seed[0], draw, number, rows, n, width, left)
-            _draw_block(block, width, n, places[0], places[1], left, rows, drawn)
+            _uniforms(seed[0], draw, number, names, n, places[0], places[1])
+            _draw_sizes(block, seed[0], draw, number, names, n, width, left)
+            _draw_block(block, width, n, places[0], places[1], left, drawn)
             for lane in range(lanes_of(number, rows)):
                 for i in range(n):
                     out[draw, number * LANES + lane, i] = drawn[i, lane]
@@ -190,26 +192,38 @@ def bernoulli_count_draw(
     logits: Tensor, low: Tensor, high: Tensor, seed: Tensor, draws: int, dtype: torch.dtype
 ) -> Tensor:
     *batch, n = logits.shape
-    logits, low, high = logits.reshape(-1, n).contiguous(), low.reshape(-1).contiguous(), high.reshape(-1).contiguous()
-    out = logits.new_empty((draws, len(logits), n), dtype=torch.bool)
-    if _has_table(n, low, high):
-        _draw_blocks(logits, low, high, seed, out)
-    elif torch.equal(low, high):
-        numba_long.draw(logits, high, seed, out)
-    else:
-        out = reference.bernoulli_count_draw(logits, low, high, seed, draws, torch.bool)
+    rows = logits.reshape(-1, n).contiguous(), low.reshape(-1).contiguous(), high.reshape(-1).contiguous()
+    out, lost = logits.new_empty((draws, len(rows[0]), n), dtype=torch.bool), torch.ones_like(rows[1], dtype=torch.bool)
+    names, has_table = torch.arange(len(lost)), n * rows[2].minimum(n - rows[1]) <= TABLE
+    for draw, taken in ((_draw_by_table, has_table), (_draw_by_halves, ~has_table & (rows[1] == rows[2]))):
+        if taken.all():
+            lost = draw(*rows, names, seed, out)
+        elif taken.any():
+            part = out.new_empty((draws, int(taken.sum()), n))
+            lost[taken] = draw(*(x[taken] for x in rows), names[taken], seed, part)
+            out[:, taken] = part
+    if lost.any():
+        out[:, lost] = reference.draw(*rows, seed, draws, lost)
     return out.view(draws, *batch, n).to(dtype)
 
 
-def _draw_blocks(logits: Tensor, low: Tensor, high: Tensor, seed: Tensor, out: Tensor) -> None:
-    draws, rows, n = out.shape
+def _parts(tasks: int, enough: int, draws: int) -> int:
+    """The number of parts into which the draws of a row or block are split, each of which needs its table."""
+    return 1 if tasks >= enough else max(1, min(2 * enough, draws // DRAWS_A_TASK))
+
+
+def _draw_by_table(logits: Tensor, low: Tensor, high: Tensor, names: Tensor, seed: Tensor, out: Tensor) -> Tensor:
+    """Writes draws with the random numbers of rows of these numbers; returns the rows that it leaves to other code."""
+    _, rows, n = out.shape
     blocks, items = _blocks(n, low, high)
-    parts = 1 if blocks >= BLOCK_TASKS else max(1, min(2 * BLOCK_TASKS, draws // DRAWS_A_TASK))
-    lost = out.new_empty(rows)
-    arguments = *(x.numpy() for x in (logits, low, high)), NONE, seed.contiguous().numpy(), out.numpy(), lost.numpy()
-    over_rows(_draw_tasks, blocks * parts, items * parts + 16 * out.numel(), parts, *arguments)
-    if lost.any():
-        out[:, lost] = reference.draw(logits, low, high, seed, draws, lost)
+    parts, lost = _parts(blocks, BLOCK_TASKS, len(out)), out.new_empty(rows)
+    arguments = (x.contiguous().numpy() for x in (logits, low, high, names, seed, out, lost))
+    over_rows(_draw_tasks, blocks * parts, items * parts + 16 * out.numel(), parts, NONE, *arguments)
+    return lost
+
+
+def _draw_by_halves(logits: Tensor, k: Tensor, _: Tensor, names: Tensor, seed: Tensor, out: Tensor) -> Tensor:
+    return numba_long.draw(logits, k, names, seed, _parts(len(k), ROW_TASKS, len(out)), out)
 
 
 @per_row
