@@ -37,7 +37,7 @@ def every_mask_of_cut_rows():
 def limits_of_cut_rows():
     masks = khot.sigmoid_topk, khot.sparse_topk, khot.sparse_topk_magnitude, khot.sparse_topk_signed
     for mask, n in itertools.product(masks, (3, 7)):
-        for k in (0, 1, n, float(n) - 0.5):
+        for k in (0, 1, n, float(n) - 0.5)[:: 1 if n == 3 else 2]:
             compare(lambda x, m=mask, k=k: m(x, k, 0.7), [normal(2, n)], [[S(1)]])
         compare(lambda x, m=mask: m(x, 1, 0.7), [torch.zeros(2, n).double()], [[S(1)]])  # ties over all ranks
         compare(lambda x, m=mask: m(x, 0.5, 0.7), [torch.ones(1, 1).double()], [[S(1)]])  # all ranks but one have none
@@ -89,7 +89,9 @@ def ranks_that_need_different_steps():
 
 @case
 def hard_masks_of_cut_rows():
-    for n, k, placements in itertools.product((3, 7, 1000), (0, 1, 2, 3), IN_PARTS):
+    for i, (n, k, placements) in enumerate(itertools.product((3, 7, 1000), (0, 1, 2, 3), IN_PARTS)):
+        if i % 4 and n != 7:  # each way of cutting with each number of chosen items, and some with other lengths
+            continue
         x = normal(3, n)
         compare(lambda x, k=k: khot.topk_mask(x, k), [x], [placements], differentiable=False)
         sizes = torch.tensor([0, k, n])

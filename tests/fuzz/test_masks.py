@@ -27,6 +27,7 @@ from khot import (
 from tests.fuzz import reference
 from tests.fuzz.reference import Mask, ReferenceLink
 from tests.fuzz.rows import Rows, batches
+from tests.loops import for_each
 from tests.maps import Cauchy, OwnLogistic
 
 KINK = {torch.float32: 1e-6, torch.float64: 1e-12}  # nearer rows are counted, and their derivatives not compared
@@ -197,11 +198,12 @@ def check_share(counts: Counter[str]) -> None:
 pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 each_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+DTYPES = [torch.float32, torch.float64]
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])
 
 
 @each_case
-@each_dtype
+@for_each("dtype", DTYPES)
 def test_values_at_integer_sums(case, dtype):
     """Also of the link that gets none in the other tests, because its derivatives there are at a kink."""
     for rows in batches(2, QUICK_ROWS // 2, dtype):
@@ -298,12 +300,12 @@ def check_row_that_was_wrong(name: str, cancelling: float | None = None, device:
     run(member(case), rows, True, Counter(), cancelling, device)
 
 
-@pytest.mark.parametrize("name", FOUND)
+@for_each("name", FOUND)
 def test_rows_that_were_wrong(name):
     check_row_that_was_wrong(name)
 
 
-@pytest.mark.parametrize("name", ["sigmoid", "transport", "cauchy", "sparse_2", "sparse_1.33"])
+@for_each("name", ["sigmoid", "transport", "cauchy", "sparse_2", "sparse_1.33"])
 def test_nearly_equal_cotangents(name):
     noise = torch.Generator().manual_seed(0)
     x, weight = torch.randn(2, 256, 3, generator=noise)
@@ -312,17 +314,15 @@ def test_nearly_equal_cotangents(name):
 
 
 @each_case
-@each_dtype
+@for_each("dtype", DTYPES)
 def test_one_score_beyond_all_others(case, dtype):
     """In scales, the gap beside it is wider than the largest number of the dtype."""
     generator, largest = torch.Generator().manual_seed(0), torch.finfo(dtype).max
-    x, weight = torch.randn(2, 64, 5, generator=generator, dtype=torch.float64)
-    size = torch.linspace(0.3, 1, 64, dtype=torch.float64) * largest
-    for sign, k in ((1, 1.0), (-1, 4.0)):
-        x[:, 3] = sign * size
-        for softness in (1e-8, 0.01, 1.0):
-            numbers = (torch.full((64,), v, dtype=torch.float64) for v in (k, softness))
-            run(case, Rows(x.to(dtype), *numbers, weight.to(dtype)), True, Counter())
+    x, weight = torch.randn(2, 6, 64, 5, generator=generator, dtype=torch.float64)
+    size, k, softness = torch.linspace(0.3, 1, 64).double() * largest, torch.tensor([1.0, 4.0]), [1e-8, 0.01, 1.0]
+    x[..., 3] = torch.stack([size, -size]).repeat_interleave(3, 0)
+    k, softness = (v.repeat_interleave(64).double() for v in torch.cartesian_prod(k, torch.tensor(softness)).T)
+    run(case, Rows(x.flatten(0, 1).to(dtype), k, softness, weight.flatten(0, 1).to(dtype)), True, Counter())
 
 
 def test_small_sums_far_from_0():
@@ -331,9 +331,7 @@ def test_small_sums_far_from_0():
     run(member("sparse_1.7"), Rows(x, 1e-9 * ones, 2.0 * ones, torch.ones_like(x)), False, Counter())
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("log_sigmoid", torch.float32), ("sparse_2", torch.float32), ("normal", torch.float64)]
-)
+@for_each("name, dtype", [("log_sigmoid", torch.float32), ("sparse_2", torch.float32), ("normal", torch.float64)])
 def test_some_rows(name, dtype):
     counts = check_rows(member(name), dtype, seed=1, total=QUICK_ROWS)
     assert counts["left_out"] <= 2  # too few rows for a share

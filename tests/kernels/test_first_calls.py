@@ -103,19 +103,15 @@ def test_nothing_is_told_if_nobody_is_there_or_wants_it(terminal, monkeypatch, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quiet", ["", "1"], ids=["", "KHOT_QUIET"])
-def test_the_line_at_a_real_terminal(tmp_path, quiet):
+def test_the_line_at_a_real_terminal(tmp_path):
     pty = pytest.importorskip("pty", reason="there are no pseudo-terminals on this platform")
     program = (
         "import torch, khot; from khot.kernels.cpu import cache; cache.notice.patience = 0.05; "
         "khot.isotonic_l2(torch.zeros(4))"
     )
     ours, theirs = pty.openpty()
-    run_command("-c", program, stderr=theirs, KHOT_CACHE_DIR=str(tmp_path), KHOT_QUIET=quiet)
+    run_command("-c", program, stderr=theirs, KHOT_CACHE_DIR=str(tmp_path), KHOT_QUIET="")
     os.close(theirs)
-    try:
-        shown = os.read(ours, 4096).decode()
-    except OSError:  # Linux's answer if nothing was written
-        shown = ""
+    shown = os.read(ours, 4096).decode()
     os.close(ours)
-    assert shown.count("khot is compiling loops for this CPU") == (not quiet)
+    assert shown.count("khot is compiling loops for this CPU") == 1

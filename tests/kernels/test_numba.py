@@ -1,5 +1,6 @@
 """The rules of the loops that numba compiles: threads, forks, the folder of machine code, and math of their own."""
 
+import itertools
 import os
 import shutil
 import sys
@@ -20,6 +21,7 @@ from khot.kernels.draws import pivotal_draw
 from khot.kernels.order_sampling import order_draw
 from khot.relaxations import sigmoid_topk, soft_permutation, sparse_topk_magnitude, sparse_topk_signed
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.processes import run_python
 
 numba = pytest.importorskip("numba", reason="numba is not installed")
@@ -141,7 +143,7 @@ FORKED = """
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks on this platform")
-@pytest.mark.parametrize("other", ["keep_calling", "keep_compiling"])
+@for_each("other", ["keep_calling", "keep_compiling"])
 def test_a_child_is_forked_while_another_thread_calls_or_compiles(other):
     run_python(FORKED.format(other=other))
 
@@ -327,17 +329,16 @@ def test_a_folder_that_cannot_be_written_gives_what_it_has(new_folder, monkeypat
         assert not _found_on_disk(_twice)
 
 
-@pytest.mark.parametrize("length", [0, 20, 1000])
-@pytest.mark.parametrize("kind", ["nbi", "nbc"])
-def test_a_damaged_file_is_written_anew(new_folder, kind, length):
+def test_a_damaged_file_is_written_anew(new_folder):
     """A power failure leaves files empty or cut off."""
     assert not _found_on_disk(_count)
-    (path,) = new_folder.rglob(f"*.{kind}")
-    path.write_bytes(path.read_bytes()[:-1][:length])
-    assert [_found_on_disk(_count), _found_on_disk(_count)] == [False, True]
+    for kind, length in itertools.product(("nbi", "nbc"), (0, 20, 1000)):
+        (path,) = new_folder.rglob(f"*.{kind}")
+        path.write_bytes(path.read_bytes()[:-1][:length])
+        assert [_found_on_disk(_count), _found_on_disk(_count)] == [False, True], (kind, length)
 
 
-@pytest.mark.parametrize("written", ["loops", os.path.join("~", "loops")])
+@for_each("written", ["loops", os.path.join("~", "loops")])
 def test_a_folder_is_found_from_another_working_directory(tmp_path, monkeypatch, written):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))

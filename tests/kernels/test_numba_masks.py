@@ -13,6 +13,7 @@ from khot.kernels.links.logistic import LOGISTIC
 from khot.relaxations import capped_simplex_map, log_lapsum_topk, log_sigmoid_topk, sigmoid_topk
 from tests.inputs import normal
 from tests.kernels.kernel_links import LINKS
+from tests.loops import for_each
 
 numba = pytest.importorskip("numba", reason="numba is not installed")
 
@@ -24,7 +25,7 @@ REALS = {np.float32: torch.float32, np.float64: torch.float64}
 POWERS = [clipped_power(p) for p in (4 / 3, 1.25, 1.1)]  # the last one is steep
 ALL = [*LINKS, *POWERS]
 each_link = pytest.mark.parametrize("link", ALL, ids=lambda link: variant_of(link))
-each_piece = pytest.mark.parametrize(  # in either dtype in turn: oracles have whole loops in both
+each_piece = pytest.mark.parametrize(  # in either dtype in turn: oracles and fuzz have both
     ("link", "real"),
     list(zip(ALL, itertools.cycle(REALS), strict=False)),
     ids=lambda value: getattr(value, "__name__", None) or variant_of(value),
@@ -142,9 +143,9 @@ def numbers(x, *values):
     return [torch.full(x.shape[:1], float(value), dtype=torch.float64) for value in values]
 
 
-@each_link
-@pytest.mark.parametrize("dtype", REALS.values(), ids=str)
-def test_ordinary_rows_are_not_left(link, dtype):
+@each_piece
+def test_ordinary_rows_are_not_left(link, real):
+    dtype = REALS[real]
     for n, k in ((2, 1), (10, 5), (100, 3), (1000, 500), (6000, 77)):
         assert left_of(normal(20, n, dtype=dtype), k, 1.0, link) == [0, 0, 0]
     x = normal(20, 100, dtype=dtype)
@@ -166,9 +167,9 @@ def rare_rows(dtype):
     return x
 
 
-@each_link
-@pytest.mark.parametrize("dtype", REALS.values(), ids=str)
-def test_rare_rows_are_those_of_the_torch_backend(link, dtype):
+@each_piece
+def test_rare_rows_are_those_of_the_torch_backend(link, real):
+    dtype = REALS[real]
     x = rare_rows(dtype)
     for k, scale in itertools.product((5, 5.5, 1), (1.0, 0.01, 1e-20)):
         results = []
@@ -206,8 +207,8 @@ def test_errors_name_the_row_of_the_whole_batch():
 # ---- The short way of plain calls
 
 
-@pytest.mark.parametrize("function", [sigmoid_topk, log_sigmoid_topk, log_lapsum_topk])
-@pytest.mark.parametrize("dtype", REALS.values(), ids=str)
+@for_each("function", [sigmoid_topk, log_sigmoid_topk, log_lapsum_topk])
+@for_each("dtype", REALS.values())
 def test_the_short_way_is_the_long_one(function, dtype):
     x, grad = normal(3, 4, 20, dtype=dtype).requires_grad_(), normal(3, 4, 20, dtype=dtype, seed=1)
     short, long = function(x, 5, 0.5), function(x, torch.tensor(5.0), torch.tensor(0.5))
@@ -241,8 +242,8 @@ def test_the_short_way_of_views_leaves_and_parameters():
     torch.testing.assert_close(expanded, torch.zeros_like(x), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("log", [False, True], ids=["values", "logarithms"])
-@pytest.mark.parametrize("dtype", REALS.values(), ids=str)
+@for_each("log", [False, True])
+@for_each("dtype", REALS.values())
 def test_results_do_not_depend_on_where_arrays_lie(dtype, log):
     """Close together, the sums of a row are to be taken in the same order as far apart."""
     x, cotangent, memory = normal(13, dtype=dtype), normal(13, seed=1, dtype=dtype), torch.empty(2000, dtype=dtype)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("cpu_backend")
 EXPONENTS = {"2": 2.0, "3/2": 1.5, "4/3": 4 / 3}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@for_each("dtype", [torch.float64, torch.float32])
 @for_each("case", [c for c in cases("sparse_topk_magnitude") if c["kind"] == "magnitude"])
 def test_oracle(case, dtype):
     eps, single = torch.finfo(dtype).eps, dtype == torch.float32
@@ -45,8 +45,8 @@ def half_squared_k_support_norm(y, k):
     return 0.5 * (y.square() / (a / v.unsqueeze(-1)).clamp(1e-300, 1)).sum(-1)
 
 
-@pytest.mark.parametrize("p", [2.0, 4 / 3, 1.73, 1.1])
-@pytest.mark.parametrize("strength", [0.05, 0.8])
+@for_each("p", [2.0, 4 / 3, 1.73, 1.1])
+@for_each("strength", [0.05, 0.8])
 def test_maximises_the_regularised_score(p, strength):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, generator=generator, dtype=torch.float64)
@@ -60,7 +60,7 @@ def test_maximises_the_regularised_score(p, strength):
         assert (objective(y + step * (others - y)) < objective(y[None]) + 1e-13).all()
 
 
-@pytest.mark.parametrize("p", [2.0, 1.5, 4 / 3])
+@for_each("p", [2.0, 1.5, 4 / 3])
 def test_bound_and_its_condition(p):
     """At most strength * max(abs(x))^(p-1) from the hard map, once the strength is below the gap; not before."""
     x = torch.tensor([3.0, -0.2, 1.0, -2.0, 0.9], dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_bound_and_its_condition(p):
     assert y[1] > 0.3 and 1 - y[0] > 0.3
 
 
-@pytest.mark.parametrize("p", [2.0, 4 / 3, 1.7])
+@for_each("p", [2.0, 4 / 3, 1.7])
 def test_limits_and_order(p):
     x = torch.randn(5, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.testing.assert_close(sparse_topk_magnitude(x, 7, 1e-9, p), x * topk_mask(x.abs(), 7), rtol=0, atol=1e-7)
@@ -90,7 +90,7 @@ def test_limits_and_order(p):
     assert (sparse_topk_magnitude(x, 0, 0.8, p) == 0).all()
 
 
-@pytest.mark.parametrize("p", [2.0, 4 / 3])
+@for_each("p", [2.0, 4 / 3])
 def test_zeros_are_masked(p):
     x = torch.tensor([0.7, 0.0, -2.0, 0.0, 1.1], dtype=torch.float64, requires_grad=True)
     for k in (2.5, 3.0, 4.0, 5.0):
@@ -114,7 +114,7 @@ def test_extreme_inputs(p):
             assert (y.abs() <= x.to(dtype).abs() * (1 + 4 * torch.finfo(dtype).eps)).all()
 
 
-@pytest.mark.parametrize("p", [2.0, 4 / 3])
+@for_each("p", [2.0, 4 / 3])
 def test_a_million_entries(p):
     x = torch.randn(1, 10**6, generator=torch.Generator().manual_seed(0)).requires_grad_()
     y = sparse_topk_magnitude(x, 1000, 0.01, p)
@@ -130,8 +130,8 @@ def test_refuses_infinities():
         sparse_topk_magnitude(torch.ones(3), 1, 1.0, 3)
 
 
-@pytest.mark.parametrize(("size", "strength"), [(1e-35, 1e-5), (1e-40, 1.0), (1e-20, 1e-25), (1e-30, 1e-3)])
-@pytest.mark.parametrize("p", [2.0, 1.5])
+@for_each("size, strength", [(1e-35, 1e-5), (1e-40, 1.0), (1e-20, 1e-25), (1e-30, 1e-3)])
+@for_each("p", [2.0, 1.5])
 def test_thresholds_next_to_the_smallest_numbers(size, strength, p):
     """In single precision one over their scale overflows."""
     x = (torch.tensor([1.0, 2.0, 3.0, -4.0, 5.0]) * size).requires_grad_()
@@ -142,7 +142,7 @@ def test_thresholds_next_to_the_smallest_numbers(size, strength, p):
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("n", "k", "strength"), [(100, 33, 1e-6), (8, 2, 1e-5), (12, 4, 1e-3)])
+@for_each("n, k, strength", [(100, 33, 1e-6), (8, 2, 1e-5), (12, 4, 1e-3)])
 def test_ties_with_nearly_equal_cotangents(n, k, strength):
     """Their pulls on the threshold cancel but for a share of the strength, and are divided by it."""
     found = []
@@ -156,12 +156,10 @@ def test_ties_with_nearly_equal_cotangents(n, k, strength):
 
 
 @pytest.mark.usefixtures("cpu_backend")
-@pytest.mark.parametrize("p", [2.0, 1.7, 4 / 3])
-@pytest.mark.parametrize("strength", [1e-3, 0.05, 1.0, 1e3])
-@pytest.mark.parametrize(
-    ("x", "k"),
+@for_each("p, strength", [(2.0, 1e-3), (2.0, 1e3), (1.7, 0.05), (4 / 3, 1.0), (4 / 3, 1e3)])
+@for_each(
+    "x, k",
     [([1.0, -2.0], 2), ([0.0, 2.0], 2), ([0.0, 2.0], 1), ([1.0, 0.0, -2.0], 2), ([0.0, 0.0], 1), ([3.0, 1.0], 0)],
-    ids=str,
 )
 def test_forward_mode_without_a_threshold(p, strength, x, k):
     """If k entries are all that is not 0, the threshold is 0 and all of them are kept: none follows it."""

@@ -15,6 +15,7 @@ from khot import (
 )
 from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
 from tests.inputs import normal
+from tests.loops import for_each
 
 MAPS = {
     "sigmoid": sigmoid_topk,
@@ -39,8 +40,7 @@ def among_infinite(x, low, high):
 
 
 @pytest.mark.parametrize("relaxation", MAPS.values(), ids=MAPS.keys())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("softness", [1.0, 0.3])
+@for_each("dtype, softness", [(torch.float32, 0.3), (torch.float64, 1.0)])
 def test_infinite_entries_change_nothing(relaxation, dtype, softness, cpu_backend):
     for n, scale in ((50, 1.0), (50, 30.0), (5000, 1.0)):
         x = normal(100 if n == 50 else 3, n, dtype=dtype, scale=scale)
@@ -55,8 +55,8 @@ def test_infinite_entries_change_nothing(relaxation, dtype, softness, cpu_backen
                 torch.testing.assert_close(found, y, rtol=64 * torch.finfo(dtype).eps, atol=64 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("relaxation", MAPS.values(), ids=MAPS.keys())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@for_each("relaxation", MAPS.values())
+@for_each("dtype", [torch.float32, torch.float64])
 def test_rows_without_any_other_entry_have_no_gradient(relaxation, dtype, cpu_backend):
     """Such as padding, with k = 0 in a batch of one k for each row."""
     x, k = normal(3, 6, dtype=dtype), torch.tensor([2, 0, 1])
@@ -69,7 +69,7 @@ def test_rows_without_any_other_entry_have_no_gradient(relaxation, dtype, cpu_ba
 
 
 @pytest.mark.parametrize("relaxation", MAPS.values(), ids=MAPS.keys())
-@pytest.mark.parametrize("row", [[-torch.inf], [-torch.inf] * 2, [torch.inf] * 2, [torch.inf, -torch.inf]], ids=str)
+@for_each("row", [[-torch.inf], [-torch.inf] * 2, [torch.inf] * 2, [torch.inf, -torch.inf]])
 def test_derivatives_of_rows_of_infinities(relaxation, row, cpu_backend):
     x = torch.tensor(row, dtype=torch.float64)
     k, s = (x == torch.inf).sum().double(), torch.tensor(0.5, dtype=torch.float64)

@@ -24,5 +24,5 @@ LINKS = {
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
 def test_neighbours_keep_their_order(link):
-    x = normal(1_000_000, dtype=torch.float32).mul_(3).sort().values
-    assert (capped_simplex_map(x, 300_000, link=link).diff() >= 0).all()
+    x = normal(300_000, dtype=torch.float32).mul_(3).sort().values
+    assert (capped_simplex_map(x, 90_000, link=link).diff() >= 0).all()

@@ -5,6 +5,7 @@ import torch
 
 from khot import Link, Logistic, capped_simplex_map
 from tests.inputs import normal
+from tests.loops import for_each
 
 
 class Uniform(Link):
@@ -54,8 +55,8 @@ def by_bisection(x, k, scale, link):
     return link.value((x - t.unsqueeze(-1)) / scale)
 
 
-@pytest.mark.parametrize("link", [Uniform(), Smoothstep()], ids=lambda link: type(link).__name__)
-@pytest.mark.parametrize("scale", [0.01, 0.3, 1.0, 10.0])
+@for_each("link", [Uniform(), Smoothstep()])
+@for_each("scale", [0.01, 0.3, 1.0, 10.0])
 def test_values_at_any_sum(link, scale):
     x = normal(60, 6)
     for k in (1, 1.5, 2, 3, 5.2):
@@ -65,7 +66,7 @@ def test_values_at_any_sum(link, scale):
         assert torch.autograd.gradcheck(lambda x, k=k: capped_simplex_map(x, k, scale, link=link), leaf)
 
 
-@pytest.mark.parametrize("gap", [2.5, 4.0, 30.0])
+@for_each("gap", [2.5, 4.0, 30.0])
 def test_gaps(gap):
     x = torch.tensor([0.0, gap], dtype=torch.float64)
     torch.testing.assert_close(capped_simplex_map(x, 1, 1.0, link=Uniform()), (x > 0).double())

@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from khot import capped_simplex_map
+from khot.kernels import backend
 from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.links.normal import NORMAL
 from tests.inputs import normal
+from tests.loops import for_each
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
 
@@ -23,11 +25,13 @@ LINKS = {
 
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
-@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
+@for_each("scale", [0.0, 1.0, 30.0])
 def test_sums_and_values(link, scale):
     x = normal(64, 50, dtype=torch.float32, scale=scale) + 3.3
     for k in (1e-9, 1e-6, 1e-3, 0.1):
-        y, exact = capped_simplex_map(x, k, link=link), capped_simplex_map(x.double(), k, link=link)
+        y = capped_simplex_map(x, k, link=link)
+        with backend("torch"):
+            exact = capped_simplex_map(x.double(), k, link=link)
         assert ((y.double().sum(-1) - k).abs() <= 1e-6 * k).all()
         assert ((y - exact).abs() <= 1e-5 * k).all()
         rest = capped_simplex_map(x, 50 - k, link=link).double().sum(-1)
