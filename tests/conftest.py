@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import time
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,7 @@ from packaging.version import Version
 from torch.distributions import Distribution
 
 from khot.kernels import backend
+from khot.kernels.operators.platforms import HAS_NUMBA
 from tests.backends import BACKENDS
 from tests.durations import Durations
 from tests.pairwise import covering
@@ -186,6 +188,32 @@ class EachFileRuns:
             terminalreporter.write_line(f"FAILED: no test passed in {file}", red=True)
         for name in self.skipped:
             terminalreporter.write_line(f"FAILED: skipped {name}", red=True)
+
+
+MOST_SECONDS = 10.0  # of the processor, in a case that is not marked `slow`: several times what it takes when idle
+COMPILATIONS = None
+if HAS_NUMBA:
+    from numba.core import event
+
+    COMPILATIONS = event.TimingListener()
+    event.register("numba:compiler_lock", COMPILATIONS)
+
+
+def processor_time() -> float:
+    """Seconds of this process, without those in which numba compiled: what is compiled first depends on the order."""
+    return time.process_time() - (COMPILATIONS.duration if COMPILATIONS and COMPILATIONS.done else 0.0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A case that takes long is an error unless it is marked so. A busy machine fails none: no clock counts."""
+    before = processor_time()
+    yield
+    seconds = processor_time() - before
+    if seconds > MOST_SECONDS and not INTERPRETED and not item.get_closest_marker("slow"):
+        pytest.fail(
+            f"{seconds:.1f} s of the processor: fewer or smaller values, or `slow` with the reason in a comment"
+        )
 
 
 TORCH = Version(Version(torch.__version__).base_version)
