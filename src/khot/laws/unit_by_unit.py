@@ -28,7 +28,7 @@ from khot.kernels.count import (
 )
 from khot.kernels.exact.rows import number_on
 from khot.kernels.exact.small_numbers import TINY
-from khot.kernels.operators.autograd import has_derivative
+from khot.kernels.operators.autograd import wants_gradient
 from khot.kernels.random_numbers.philox import draw_seed
 
 from .once import Once
@@ -43,7 +43,7 @@ LARGEST = torch.finfo(torch.float64).max
 class Solved(NamedTuple):
     """Results for rows of logits, numbers without a gradient; see :mod:`khot.kernels.count`."""
 
-    batch_shape: torch.Size
+    shape: tuple[int, ...]  # (*batch, n), R rows in all
     logits: Tensor  # (R, n) float64
     low: Tensor  # (R,), the ends of the range of sizes
     high: Tensor
@@ -52,40 +52,32 @@ class Solved(NamedTuple):
     complement: Tensor  # (R, n)
     inclusion: Tensor  # (R, n)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return *self.batch_shape, self.logits.shape[-1]
 
-    def for_values(self, shape: torch.Size) -> "Solved":
-        """These rows, repeated if a batch of values of shape ``(..., n)`` has several values for each row."""
-        return Solved(*_repeated(self.batch_shape, shape, *self[1:]))
-
-
-def _repeated(batch_shape: torch.Size, value: torch.Size, *rows: Tensor) -> tuple[Any, ...]:
-    """The batch of values of shape ``(..., n)`` for rows of a batch, and tensors ``(R, ...)`` repeated accordingly."""
-    batch = broadcast_shapes(value, (*batch_shape, value[-1]))[-len(batch_shape) - 1 : -1]
-    if batch == batch_shape:
-        return batch, *rows
-    expanded = (x.view(*batch_shape, *x.shape[1:]).expand(*batch, *x.shape[1:]) for x in rows)
-    return batch, *(x.reshape(-1, *x.shape[len(batch) :]) for x in expanded)
+def _for_values(results: Solved, value: torch.Size) -> Solved:
+    """Results for rows, repeated if a batch of values of shape ``(..., n)`` has several values for each row."""
+    if value == results.shape:
+        return results
+    batch = results.shape[:-1]
+    shape = broadcast_shapes(value, results.shape)[-len(results.shape) :]
+    if shape == results.shape:
+        return results
+    expanded = (x.view(*batch, *x.shape[1:]).expand(*shape[:-1], *x.shape[1:]) for x in results[1:])
+    return Solved(shape, *(x.reshape(-1, *x.shape[len(batch) :]) for x in expanded))
 
 
 def takes(logits: Tensor, k: Size, *others: Any) -> bool:
     """Whether functions of these logits, with these other arguments, are computed here."""
-    tensors = [logits, *(x for x in (*_ends(k), *others) if isinstance(x, Tensor))]
-    if not (is_plain(*tensors) and all(x.numel() for x in tensors)):
+    arguments, n = (logits, *_ends(k), *others), logits.shape[-1]
+    for x in arguments:
+        if isinstance(x, Tensor) and x.numel() == 0:
+            return False
+    if not (is_plain(*arguments) and bernoulli_count.is_fused(logits)):
         return False
-    return bernoulli_count.is_fused(logits) and _has_table(logits, k)
+    return not isinstance(k, SizeRange) or n * k.bound(n) <= TABLE  # in long rows, loops take only single sizes
 
 
-def _has_table(logits: Tensor, k: Size) -> bool:
-    """Whether loops take these sizes: in long rows only single ones."""
-    n = logits.shape[-1]
-    return not isinstance(k, SizeRange) or n * k.bound(n) <= TABLE
-
-
-def _ends(k: Size) -> tuple[int | Tensor, int | Tensor]:
-    return k if isinstance(k, SizeRange) else (k, k)
+def _ends(k: Size) -> tuple[int | Tensor, ...]:
+    return k if isinstance(k, SizeRange) else (k,)
 
 
 def solve(logits: Tensor, k: Size, kept: Once | None) -> Solved:
@@ -95,22 +87,25 @@ def solve(logits: Tensor, k: Size, kept: Once | None) -> Solved:
     return _solve(logits.detach(), *_ends(k))
 
 
-def _rows_of(x: Tensor, low: int | Tensor, high: int | Tensor) -> tuple[torch.Size, Tensor, Tensor, Tensor]:
-    """The shape of the batch, and parameters and the ends of the sizes as ``(R, n)`` float64 and ``(R,)``."""
-    batch_shape = _shape_of(x, low, high)[:-1]
+def _rows_of(x: Tensor, *ends: int | Tensor) -> tuple[torch.Size, Tensor, list[Tensor]]:
+    """The shape of a batch, and its parameters and ends of the sizes as ``(R, n)`` float64 and ``(R,)``.
 
-    def of_rows(end: "int | Tensor") -> Tensor:
+    Repetitions of rows that an ``expand`` has made, as of a plate, are left out.
+    """
+    x = _without_repeats(x, x.ndim - 1)
+    ends = tuple([_without_repeats(end, end.ndim) if isinstance(end, Tensor) else end for end in ends])
+    shape, sizes = _shape_of(x, *ends), []
+    rows = x.double().expand(shape).reshape(-1, shape[-1]).contiguous()
+    for end in ends:
         if isinstance(end, Tensor):
-            return end.long().expand(batch_shape).reshape(-1).contiguous()
-        return torch.full((batch_shape.numel(),), end, device=x.device)
-
-    first = of_rows(low)
-    rows = x.double().expand(*batch_shape, x.shape[-1]).reshape(len(first), -1)
-    return batch_shape, rows.contiguous(), first, first if high is low else of_rows(high)
+            sizes.append(end.long().expand(shape[:-1]).reshape(-1).contiguous())
+        else:
+            sizes.append(torch.full((len(rows),), end, device=x.device))
+    return shape, rows, sizes
 
 
 def _without_repeats(x: Tensor, dims: int) -> Tensor:
-    """The tensor without the repetitions along its first dimensions that an ``expand``, as of a plate, has made."""
+    """The tensor without the repetitions along its first dimensions that an ``expand`` has made."""
     for dim, stride in enumerate(x.stride()[:dims]):
         if stride == 0 and x.shape[dim] > 1:
             x = x.narrow(dim, 0, 1)
@@ -118,24 +113,18 @@ def _without_repeats(x: Tensor, dims: int) -> Tensor:
 
 
 def _shape_of(x: Tensor, *ends: int | Tensor) -> torch.Size:
-    return broadcast_shapes(x.shape, *((*end.shape, 1) for end in ends if isinstance(end, Tensor)))
+    return broadcast_shapes(x.shape, *[(*end.shape, 1) for end in ends if isinstance(end, Tensor)])
 
 
-def _rows_once(x: Tensor, low: int | Tensor, high: int | Tensor) -> tuple[torch.Size, Tensor, Tensor, Tensor]:
-    """Like :func:`_rows_of`, but repeated rows occur only once."""
-    first = _without_repeats(low, low.ndim) if isinstance(low, Tensor) else low
-    last = first if high is low else _without_repeats(high, high.ndim) if isinstance(high, Tensor) else high
-    return _rows_of(_without_repeats(x, x.ndim - 1), first, last)
-
-
-def _solve(logits: Tensor, least: int | Tensor, most: int | Tensor) -> Solved:
-    batch_shape, rows, low, high = _rows_once(logits, least, most)
+def _solve(logits: Tensor, *ends: int | Tensor) -> Solved:
+    shape, rows, sizes = _rows_of(logits, *ends)
+    low, high = sizes[0], sizes[-1]
     results = bernoulli_count(rows, low, high)
     lost = results[0].isnan()
     if lost.any():
         for result, of_lost in zip(results, _law_by_tree(rows[lost], low[lost], high[lost]), strict=True):
             result[lost] = of_lost
-    return Solved(batch_shape, rows, low, high, *results).for_values(_shape_of(logits, least, most))
+    return _for_values(Solved(shape, rows, low, high, *results), _shape_of(logits, *ends))
 
 
 def _either(low: Tensor, high: Tensor) -> Size:
@@ -227,7 +216,7 @@ def _inclusion(solved: Solved, log_odds: bool) -> Tensor:
 def inclusion(logits: Tensor, k: Size, kept: Once | None, log_odds: bool, by_tree: ByTree) -> Tensor:
     """Inclusion probabilities, or their log-odds; must not be written to."""
     solved = solve(logits, k, kept)
-    if not has_derivative(logits, torch.is_grad_enabled()):
+    if not wants_gradient(logits):
         return _inclusion(solved, log_odds)
     result: Tensor = _Inclusion.apply(logits, solved, log_odds, by_tree)
     return result
@@ -248,7 +237,7 @@ class _LogProb(Function):
             return *_pulled_back(ctx.by_tree, [logits, value], wanted, g), None, None
         grad_logits = grad_value = None
         if wanted[0]:
-            values = _in_rows(value.detach(), solved.shape)
+            _, values = _in_rows(value.detach(), solved.shape)
             weights = g.reshape(values.shape[:2]).contiguous()
             gradient = bernoulli_count_log_prob_derivative(values, weights, solved.complement, solved.inclusion)
             grad_logits = _like(gradient, solved.shape, logits)
@@ -260,24 +249,23 @@ class _LogProb(Function):
         return grad_logits, grad_value, None, None
 
 
-def _in_rows(value: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Values for rows of this shape as ``(S, R, n)``, in a dtype that kernels support."""
+def _in_rows(value: Tensor, shape: tuple[int, ...]) -> tuple[torch.Size, Tensor]:
+    """The batch of values for rows of this shape, and the values as ``(S, R, n)``, in a dtype that kernels support."""
     value = value if value.dtype in (torch.float32, torch.float64) else value.double()
     value = value.expand(broadcast_shapes(value.shape, shape))
-    return value.reshape(-1, math.prod(shape[:-1]), shape[-1]).contiguous()
+    return value.shape[:-1], value.reshape(-1, math.prod(shape[:-1]), shape[-1]).contiguous()
 
 
 def _log_prob(value: Tensor, solved: Solved) -> Tensor:
-    shape = broadcast_shapes(value.shape, solved.shape)
-    values = _in_rows(value, solved.shape)
+    batch, values = _in_rows(value, solved.shape)
     given = solved.logits, solved.low, solved.high, solved.tilt, solved.log_total
-    return bernoulli_count_log_prob(*given, values).view(shape[:-1])
+    return bernoulli_count_log_prob(*given, values).view(batch)
 
 
 def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Once | None, by_tree: ByTree) -> Tensor:
     """Log-probability of k-hot values."""
-    solved, recorded = solve(logits, k, kept).for_values(value.shape), torch.is_grad_enabled()
-    if not (has_derivative(logits, recorded) or has_derivative(value, recorded)):
+    solved = _for_values(solve(logits, k, kept), value.shape)
+    if not wants_gradient(logits, value):
         return _log_prob(value.detach(), solved)
     result: Tensor = _LogProb.apply(logits, value, solved, by_tree)
     return result
@@ -288,11 +276,9 @@ def sample(logits: Tensor, k: Size, draws: int, generator: torch.Generator | Non
 
     Also inside a vmap, so that draws with the same seed are the same there; not those of a range of sizes.
     """
-    if bernoulli_count_draw.kernel(logits, draws) is None:
+    if bernoulli_count_draw.kernel(logits, draws) is None or (isinstance(k, SizeRange) and not takes(logits, k)):
         return None
-    if isinstance(k, SizeRange) and not takes(logits, k):
-        return None
-    low, high = (number_on(logits.device, end).long() for end in _ends(k))
+    low, high = (number_on(logits.device, end).long() for end in (k if isinstance(k, SizeRange) else (k, k)))
     batch_shape = broadcast_shapes(logits.shape[:-1], low.shape, high.shape)
     rows = logits.double().expand(*batch_shape, logits.shape[-1])
     seed = draw_seed(logits.device, generator)

@@ -73,8 +73,8 @@ def bernoulli_count(logits: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, 
         return numba_long.bernoulli_count(logits, high)
     rows = len(logits)
     results = logits.new_empty(rows), logits.new_empty(rows), torch.empty_like(logits), torch.empty_like(logits)
-    given = (x.numpy() for x in (logits, low, high))
-    over_rows(_law_blocks, *_blocks(logits.shape[-1], low, high), *given, NONE, *(x.numpy() for x in results))
+    given = map(Tensor.numpy, (logits, low, high))
+    over_rows(_law_blocks, *_blocks(logits.shape[-1], low, high), *given, NONE, *map(Tensor.numpy, results))
     return results
 
 
@@ -118,7 +118,7 @@ def bernoulli_count_derivative(
     if not _has_table(logits.shape[-1], low, high):
         return numba_long.bernoulli_count_derivative(logits, high, tilt, g)
     result = torch.empty_like(logits)
-    arguments = (x.contiguous().numpy() for x in (logits, low, high, tilt, complement, inclusion, g, result))
+    arguments = map(Tensor.numpy, map(Tensor.contiguous, (logits, low, high, tilt, complement, inclusion, g, result)))
     blocks, items = _blocks(logits.shape[-1], low, high)
     over_rows(_derivative_blocks, blocks, 2 * items, *arguments)
     return result
@@ -217,7 +217,7 @@ def _draw_by_table(logits: Tensor, low: Tensor, high: Tensor, names: Tensor, see
     _, rows, n = out.shape
     blocks, items = _blocks(n, low, high)
     parts, lost = _parts(blocks, BLOCK_TASKS, len(out)), out.new_empty(rows)
-    arguments = (x.contiguous().numpy() for x in (logits, low, high, names, seed, out, lost))
+    arguments = map(Tensor.numpy, map(Tensor.contiguous, (logits, low, high, names, seed, out, lost)))
     over_rows(_draw_tasks, blocks * parts, items * parts + 16 * out.numel(), parts, NONE, *arguments)
     return lost
 
@@ -258,7 +258,7 @@ def bernoulli_count_log_prob(
 ) -> Tensor:
     """``log P(x = value)`` of values ``(S, R, n)`` of possible sizes, linear in the value, ``(S, R)``."""
     result = logits.new_empty(value.shape[:-1])
-    arguments = (x.contiguous().numpy() for x in (logits, low, high, tilt, log_total, value, result))
+    arguments = map(Tensor.numpy, map(Tensor.contiguous, (logits, low, high, tilt, log_total, value, result)))
     over_rows(_log_prob_tasks, result.numel(), value.numel(), *arguments)
     return result
 
@@ -278,6 +278,6 @@ def _log_prob_derivative_rows(begin, end, value, g, complement, inclusion, resul
 def bernoulli_count_log_prob_derivative(value: Tensor, g: Tensor, complement: Tensor, inclusion: Tensor) -> Tensor:
     """The derivative of the log-probabilities ``(S, R)`` with respect to the logits ``(R, n)``, times g, summed."""
     result = torch.empty_like(inclusion)
-    arguments = (x.contiguous().numpy() for x in (value, g, complement, inclusion, result))
+    arguments = map(Tensor.numpy, map(Tensor.contiguous, (value, g, complement, inclusion, result)))
     over_rows(_log_prob_derivative_rows, len(result), value.numel(), *arguments)
     return result

@@ -81,6 +81,6 @@ def order_draw(
     x = empty_draws(positions, (draws * len(positions), n), dtype)
     # Contiguous numbers of rows, even for an expanded design, for which the loop would otherwise be compiled again.
     sizes, centres = (v.reshape(-1).contiguous() for v in (k, centre))
-    arguments = (v.numpy() for v in (positions, sizes, centres, seed))
+    arguments = map(Tensor.numpy, (positions, sizes, centres, seed))
     over_rows(_loop(noise), len(x), STEPS * x.numel(), *arguments, x.numpy())
     return x.view(draws, *batch, n).to(dtype)
