@@ -19,6 +19,7 @@ ROOT = str(Path(khot.__file__).parent)
 X = torch.randn(8, 20)
 LEAF = X.clone().requires_grad_()
 MODULE = TopK(5)
+VALUE = khot.topk_mask(X, 5)
 DESIGN = GumbelTopK(logits=X, k=5)
 
 
@@ -30,7 +31,8 @@ CALLS = {
     "hard mask": (lambda: khot.topk_mask(X, 5), 28, 11),
     "module": (lambda: MODULE(X), 13, 9),
     "constructor of a design": (lambda: ConditionalPoisson(logits=X, k=5), 24, 9),
-    "draw of a design": (lambda: DESIGN.sample(), 30, 12),
+    "density of a design": (lambda: ConditionalPoisson(logits=X, k=5).log_prob(VALUE), 84, 20),
+    "draw of a design": (lambda: DESIGN.sample(), 25, 12),
 }
 
 

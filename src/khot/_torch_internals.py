@@ -10,45 +10,9 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function, forward_ad
-from torch.jit._trace import is_tracing
+from torch.jit._trace import is_tracing as is_tracing
 from torch.nn import Parameter
 from torch.utils import _python_dispatch, checkpoint
-
-__all__ = [
-    "after_backward",
-    "alias",
-    "all_true",
-    "apply_untransformed",
-    "eager_dispatcher",
-    "for_transforms",
-    "has_memory",
-    "in_forward_mode",
-    "is_exporting",
-    "is_mapped",
-    "is_recomputed",
-    "is_shape_only",
-    "is_traced_by_mode",
-    "is_tracing",
-    "is_transformed",
-    "is_watched_by_dynamo",
-    "is_wrapped",
-    "leave_graph",
-    "leave_graph_if_differentiated",
-    "mark_as_outside_graphs",
-    "may_differentiate",
-    "may_record",
-    "nested_forward_mode",
-    "no_view",
-    "outside_graphs",
-    "outside_selective_checkpoints",
-    "overrides_torch_functions",
-    "runs_unwatched",
-    "traced_transforms",
-    "transform_level",
-    "version_of",
-    "writes_onnx",
-    "writes_program",
-]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,9 +36,11 @@ def for_transforms() -> AbstractContextManager[Any]:
     They work on tensors made in that mode, too. What they return is to be called in such a context as well. Hooks for
     saved tensors, as an activation checkpoint sets them, are suspended, because the transforms refuse to run with them.
     """
-    if not may_record():
+    if torch.compiler.is_compiling():
+        return nullcontext()
+    if torch.is_inference_mode_enabled():
         return _outside_inference_mode()
-    return nullcontext() if torch.compiler.is_compiling() or _hooks() is None else _without_hooks()
+    return nullcontext() if _hooks() is None else _without_hooks()
 
 
 @contextmanager
@@ -101,18 +67,8 @@ def _without_hooks() -> Iterator[None]:
             _AUTOGRAD._push_saved_tensors_default_hooks(*hooks)
 
 
-def may_record() -> bool:
-    """Whether autograd can record graphs for later callers, who may need them even if this one does not.
-
-    In inference mode it cannot: a recorded operation that saves one of its tensors raises an error. Graphs do not
-    depend on the mode, and a compiler cannot ask for it.
-    """
-    return torch.compiler.is_compiling() or not torch.is_inference_mode_enabled()
-
-
-def is_wrapped(tensor: Tensor) -> bool:
-    """Whether a transform of torch.func, such as vmap or grad, has wrapped this tensor."""
-    return functorch.is_functorch_wrapped_tensor(tensor)
+# Whether a transform of torch.func, such as vmap or grad, has wrapped a tensor.
+is_wrapped: Callable[[Tensor], bool] = functorch.is_functorch_wrapped_tensor
 
 
 def is_mapped(tensor: Tensor) -> bool:
@@ -197,12 +153,7 @@ _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # looked up once
 
 def no_view(x: Tensor) -> Tensor:
     """The same numbers as a tensor that users may write to; autograd forbids writes to views made inside a Function."""
-    return alias(x) if x._is_view() else x
-
-
-def alias(x: Tensor) -> Tensor:
-    """The same numbers as another tensor, which autograd does not treat as a view."""
-    return cast(Tensor, _UNSAFE_VIEW(x, x.shape))
+    return cast(Tensor, _UNSAFE_VIEW(x, x.shape)) if x._is_view() else x
 
 
 def version_of(x: Tensor) -> int | None:
