@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from khot._torch_internals import has_memory, in_forward_mode, runs_unwatched, writes_onnx
+from khot._torch_internals import has_memory, in_forward_mode, is_transformed, runs_unwatched, writes_onnx
 
 from .exact.reductions import WHOLE, Whole
 
@@ -20,7 +20,7 @@ class Call(NamedTuple):
     Attributes:
         is_compiling: Whether Dynamo or ``torch.export`` traces it.
         writes_onnx: Whether it becomes part of a program for ONNX.
-        is_plain: Whether it runs eagerly, on data, and no transform, tracer, dispatch mode or forward mode is active.
+        is_plain: See :func:`is_plain`.
         over: Sums over the items of its rows, of which other processes may hold further parts.
     """
 
@@ -50,8 +50,15 @@ def call_of(*arguments: Any) -> Call:
 
 
 def is_plain(*arguments: Any) -> bool:
-    """Whether a call with these arguments is plain."""
+    """Whether a call runs eagerly, on data, and no transform, tracer, dispatch mode or forward mode is active."""
     return call_of(*arguments).is_plain
+
+
+def is_direct(*tensors: Tensor) -> bool:
+    """Whether a call runs on data, without compiler, transform or forward mode; dispatch modes may watch it."""
+    if torch.compiler.is_compiling() or is_transformed() or in_forward_mode():
+        return False
+    return all(map(has_memory, tensors))
 
 
 def runs_on_cpu(*tensors: Tensor) -> bool:

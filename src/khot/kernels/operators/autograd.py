@@ -22,7 +22,7 @@ from khot._torch_internals import (
     traced_transforms,
 )
 
-from ..call import Call, call_of, is_first_derivative, is_plain
+from ..call import Call, call_of, is_direct
 
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[Any]:
@@ -118,7 +118,7 @@ class _ByFormula(Function):
         tensors = ctx.saved_tensors  # only once: a checkpoint does not allow a second read
         x, *constants = tensors[: ctx.count]
         further, nothing = torch.is_grad_enabled(), [None] * len(constants)
-        if is_first_derivative(g):
+        if not further and is_direct(g):
             return None, None, None, ctx.slope(g, *tensors), *nothing
         with torch.enable_grad():  # of a view, because a constant may have been computed from x
             x = x.view_as(x) if further else x.detach().requires_grad_()
@@ -144,7 +144,7 @@ def by_formula(
         x: The argument in which the function is differentiated.
         *constants: Its other arguments.
     """
-    if not is_plain(x, *constants) or wants_gradient(*constants):
+    if not is_direct(x, *constants) or wants_gradient(*constants):
         return definition(x, *constants)
     if wants_gradient(x):
         return apply_untransformed(_ByFormula, definition, value, slope, x, *constants)
