@@ -11,6 +11,7 @@ sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent / "experiments")]
 import api_pages  # noqa: E402 - lies in the folder above, like the other extensions
 import benchmark_plots  # noqa: E402
 import build_readme  # noqa: E402
+import entries  # noqa: E402
 import inventories  # noqa: E402
 import khot  # noqa: E402
 import members  # noqa: E402
@@ -45,6 +46,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "khot_references",
+    "entries",
     "plain_markdown",
     "mathjax_files",
     "timings",
@@ -72,6 +74,7 @@ autosummary_context = {
     "search_words": search_words.OF,
     "search_phrases": search_words.ENTRIES,
     "top_level": set(khot.__all__),
+    "with_example": entries.with_example(),
     "listed_members": members.listed(),
     "missing_members": members.missing(),
 }
