@@ -83,9 +83,9 @@ def overview() -> plt.Figure:
 
 
 def _draw_masks(axis: plt.Axes, items: np.ndarray, scores: Tensor, k: int) -> None:
-    for softness, color, width in ((0.05, "#9ecae1", 1), (0.5, "#2171b5", 2.5), (2.0, "#08306b", 1)):
+    for softness, color, size in ((0.05, "#9ecae1", 5), (0.5, "#2171b5", 9), (2.0, "#08306b", 5)):
         mask = khot.sigmoid_topk(scores, k, softness)
-        axis.plot(items, mask.numpy(), ".-", color=color, linewidth=width, label=f"temperature {softness:g}")
+        axis.plot(items, mask.numpy(), "o", color=color, markersize=size, label=f"temperature {softness:g}")
     axis.set(title=f"2. masks: in [0, 1], sum {k}", ylim=(-0.05, 1.5))
     axis.legend(fontsize="small", frameon=False, loc="upper right")
 

@@ -184,9 +184,7 @@ FIGURES: dict[str, Callable[[], plt.Figure]] = {
     "Anneal": anneal,
 }
 ALT = {
-    **dict.fromkeys(
-        ALONG, "Left: the entries against the softness. Right: the first entry on a line, and its slope."
-    ),
+    **dict.fromkeys(ALONG, "Left: the entries against the softness. Right: the first entry on a line, and its slope."),
     **dict.fromkeys(HARD, "Left: an input, as colours. Right: the result."),
     **dict.fromkeys(LOSSES, "The loss, and its slope, against a score."),
     **dict.fromkeys(DESIGNS, "Left: the mean of many draws. Right: sixteen draws, one per row."),

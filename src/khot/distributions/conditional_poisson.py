@@ -33,28 +33,20 @@ class ConditionalPoisson(SamplingDesign):
     inclusion probabilities :math:`\pi` this one has the largest entropy, and ``probs`` :math:`= \pi` determines it: the
     logits are then found by solving an equation.
 
-    Everything is exact and computed in float64 at O(n log² n) cost: sampling, ``log_prob``, ``mean``
-    :math:`= \pi = \nabla_\theta \log Z` and ``entropy``. All of it is differentiable to any order in ``logits``, and
-    once in ``probs``. ``log_prob`` is linear in the value, so a straight-through sample has the exact gradient of the
-    entropy.
+    Everything is exact: sampling, ``log_prob``, ``mean`` :math:`= \pi = \nabla_\theta \log Z` and ``entropy``. All of
+    it is differentiable to any order in ``logits``, and once in ``probs``. ``log_prob`` is linear in the value, so a
+    straight-through sample has the exact gradient of the entropy.
 
-    On a CPU, a batch of more than 131072 logits takes at most 16 times their memory in float32, because the product
-    trees are built for a few rows at a time, and again for derivatives. A smaller batch is processed as a whole, with
-    up to 50 MB, and all methods share one tree, which the design keeps as long as it lives. The same holds for one long
-    row: its tree has log2 n levels of up to two float64 numbers per unit, and a gradient also needs their cotangents,
-    in total 50 times the logits at n = 262144. With numba, rows of at most 16384 units need no tree, only a few numbers
-    per unit.
+    **A range of sizes**, ``k=(low, high)`` with logits: the Bernoulli units conditioned on :math:`low \le \sum_i x_i
+    \le high`; use ``(0, k)`` for at most k ones. Everything above holds. The size of a draw is random with the law
+    ``size_probs``, and adding a constant to the logits shifts it. ``k`` and ``largest_k`` are the ends of the range.
+    ``enumerate_support`` lists the vectors by size and then in lexicographic order; ``sample_indices`` needs a single
+    size.
 
-    **A range of sizes**, ``k=(low, high)`` with logits: the Bernoulli units conditioned on
-    :math:`low \le \sum_i x_i \le high`; use ``(0, k)`` for at most k ones. Everything above holds, with the same tree.
-    The size of a draw is random with the law ``size_probs``, and adding a constant to the logits shifts it. ``k`` and
-    ``largest_k`` are the ends of the range. ``enumerate_support`` lists the vectors by size and then in lexicographic
-    order; ``sample_indices`` needs a single size.
-
-    **A prior over the size**, ``k=(low, high, log_prior)``: size m has the probability
-    ``exp(log_prior[..., m - low])``, whatever the logits, and given its size x is conditional Poisson. Adding a
-    constant to the logits then changes nothing. ``log_prior`` is normalised automatically, may contain ``-inf``, and
-    has a gradient. Everything is exact, and takes as long as one law per size::
+    **A prior over the size**, ``k=(low, high, log_prior)``: size m has the probability ``exp(log_prior[..., m -
+    low])``, whatever the logits, and given its size x is conditional Poisson. Adding a constant to the logits then
+    changes nothing. ``log_prior`` is normalised automatically, may contain ``-inf``, and has a gradient. Everything is
+    exact::
 
         log_prior = -0.5 * torch.arange(11.0)  # 0 to 10 ones; each further one costs half a nat
         ConditionalPoisson(logits=torch.zeros(100), k=(0, 10, log_prior))

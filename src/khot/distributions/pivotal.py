@@ -18,11 +18,7 @@ class Pivotal(SamplingDesign):
 
     For each draw the units are shuffled and play a tournament. This takes O(n) work after the shuffle, in O(log n)
     steps, but the probability of a vector is unknown; for units in a given order, with known probabilities, see
-    :class:`~khot.Systematic`. On CUDA and ROCm tensors a draw of up to 4096 units is one kernel; on a CPU with numba it
-    is one loop.
-
-    A step of :class:`~khot.StraightThrough` on one long row takes at most 8 times the memory of its float32 parameters
-    with numba, and 22 times in plain torch, which processes many rows in parts.
+    :class:`~khot.Systematic`.
 
     ``mean`` is ``probs``. It is differentiable in ``logits``, and in ``probs`` along changes that keep the sum.
 

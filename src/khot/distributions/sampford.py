@@ -17,10 +17,9 @@ class Sampford(SamplingDesign):
     .. math:: P(x) \propto \prod_{i: x_i = 1} \frac{\pi_i}{1 - \pi_i} \sum_{i: x_i = 1} (1 - \pi_i)
 
     ``mean`` is ``probs``, without an equation to solve. The law is a reweighted conditional Poisson law, which gives
-    exact ``log_prob`` and draws at O(n log² n) cost, in float64. There is no rejection, however close to 1 a
-    probability is. For k = 2 the law is that of :class:`~khot.Brewer`. The most probable vector has the k largest
-    ``probs``. The entropy has no closed form; it is a sum over all vectors if C(n, k) is at most 1,000,000. Memory is
-    as for :class:`~khot.ConditionalPoisson`, and up to twice as much for one long row.
+    exact ``log_prob`` and draws. There is no rejection, however close to 1 a probability is. For k = 2 the law is that
+    of :class:`~khot.Brewer`. The most probable vector has the k largest ``probs``. The entropy has no closed form; it
+    is a sum over all vectors if C(n, k) is at most 1,000,000.
 
     All results are differentiable to any order in ``logits``, and in ``probs`` along changes that keep the sum.
 

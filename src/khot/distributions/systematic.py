@@ -21,9 +21,7 @@ class Systematic(SamplingDesign):
     ``order="fixed"`` takes the units in the given order, with O(n) work per draw. Draws spread over the order as evenly
     as possible, and ``log_prob``, ``entropy`` and ``pairwise_inclusion`` are exact. At most n vectors are possible; for
     all others ``log_prob`` is ``-inf`` with gradient 0. ``order="random"`` shuffles the units for each draw; more
-    vectors become possible, and their probabilities are unknown. On a CPU a batch of many rows, processed in parts,
-    takes at most 16 times the memory of float32 parameters. One long row has about ten arrays of partial sums in
-    float64 and takes 24 times that memory; ``log_prob`` takes 30 times.
+    vectors become possible, and their probabilities are unknown.
 
     ``mean`` is ``probs``. All results are differentiable in ``logits``, and in ``probs`` along changes that keep the
     sum, with kinks where partial sums of ``probs`` differ by an integer. Vectors with a probability below 16 eps of

@@ -29,8 +29,7 @@ def capped_softmax(
 
     Tends to the k-hot top-k as ``temperature -> 0`` and to ``k / n`` as it grows. The map is permutation-equivariant,
     keeps the order of ``x`` and is invariant to ``x + c``. It is differentiable in ``x``, ``k`` and ``temperature``, in
-    reverse and forward mode, except where an entry reaches 1; entries equal to 1 have no gradient. The root finder
-    takes O(n) time per step and does not sort. The backward pass needs ``x`` and two numbers per row.
+    reverse and forward mode, except where an entry reaches 1; entries equal to 1 have no gradient.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.

@@ -28,8 +28,7 @@ def capped_simplex_map(
     The relaxed masks of this library, except for :func:`successive_softmax_topk`, are this map with a link of their
     own; pass a :class:`Link` to make another one. The map keeps the order of ``x``, is invariant to ``x + c``, and
     tends to the k-hot top-k as ``scale -> 0`` (a link with compact support reaches it). It is differentiable in ``x``,
-    ``k`` and ``scale``, in reverse and forward mode, as often as F is. The root finder takes O(n) time per step (3 to 6
-    steps on ordinary rows) and does not sort. The backward pass needs ``x`` and two numbers per row.
+    ``k`` and ``scale``, in reverse and forward mode, as often as F is.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.

@@ -26,9 +26,8 @@ def lapsum_topk(
     Tends to the k-hot top-k as ``scale -> 0`` and to ``k / n`` as it grows. The map is permutation-equivariant, keeps
     the order of ``x``, is invariant to ``x + c``, and is invertible up to that shift. It is differentiable in ``x``,
     ``k`` and ``scale``, in reverse and forward mode: once everywhere, and to any order where no ``x_i`` equals the
-    threshold ``t``. The root finder takes O(n) time per step (2 to 5 steps on ordinary rows) and does not sort. The
-    backward pass needs ``x`` and two numbers per row. The closed form of [1], a sort and two scans, gives the same
-    numbers but takes longer (``benchmarks/lapsum_closed_form.py``).
+    threshold ``t``. The closed form of [1], a sort and two scans, gives the same numbers but takes longer
+    (``benchmarks/lapsum_closed_form.py``).
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.

@@ -30,9 +30,7 @@ def sparse_topk_magnitude(
     permutation-equivariant, keeps the order of absolute values, and never enlarges one. Once ``strength`` is below
     :math:`(|x|_{(k)} - |x|_{(k+1)}) / |x|_{(k+1)}^{p-1}`, which for ``p = 2`` is :math:`|x|_{(k)}/|x|_{(k+1)} - 1`,
     exactly the ``k`` largest entries are kept, and each satisfies :math:`|y| + \lambda |y|^{p-1} = |x|`. The distance
-    to the limit is then at most :math:`\lambda \|x\|_\infty^{p-1}`; for larger strengths there is no such bound. The
-    root finder takes O(n) time per step, without sorting or isotonic regression. The backward pass needs ``x`` and two
-    numbers per row.
+    to the limit is then at most :math:`\lambda \|x\|_\infty^{p-1}`; for larger strengths there is no such bound.
 
     The map is differentiable in ``x``, ``k`` and ``strength``, in reverse and forward mode, except at kinks: where an
     entry reaches its cap while others are pooled; for ``p = 2``, where an entry reaches 0; and, for the derivative in

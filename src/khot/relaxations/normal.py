@@ -27,9 +27,7 @@ def normal_topk(
 
     Tends to the k-hot top-k as ``scale -> 0`` and to ``k / n`` as it grows. The map is permutation-equivariant, keeps
     the order of ``x``, is invariant to ``x + c``, and is invertible up to that shift where ``y`` does not round to 0 or
-    1. It is differentiable to any order in ``x``, ``k`` and ``scale``, in reverse and forward mode. The root finder
-    takes O(n) time per step (2 to 5 steps on ordinary rows) and does not sort. The backward pass needs ``x`` and two
-    numbers per row.
+    1. It is differentiable to any order in ``x``, ``k`` and ``scale``, in reverse and forward mode.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.

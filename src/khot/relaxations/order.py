@@ -126,10 +126,7 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
     is always ``n (n + 1) / 2``. The map is permutation-equivariant, keeps the order of ``x`` and is invariant to
     ``x + c``. It is differentiable to any order in ``x`` and ``scale``, in reverse and forward mode; at ties the second
     derivative jumps, as the density of the Laplace law has a kink. Distant entries, and scales much smaller than the
-    entries, do not reduce the accuracy of the others. Takes one sort and O(n) more time (O(n log n) in plain torch if
-    entries spread over more than 256 scales, and on accelerators), and saves O(n) numbers. On a CPU with numba, both
-    passes take at most 8 times the memory of ``x`` (more for half types, because the indices of the sort take 8 bytes
-    each).
+    entries, do not reduce the accuracy of the others.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.

@@ -26,10 +26,7 @@ def permutahedron_projection(
     top-k mask with p = 2. For a small enough ``strength``, y is w in the order of ``x``; as it grows, y tends to the
     mean of w. The projection keeps the order of ``x``, has the sum of w, and is invariant to ``x + c``. It is
     differentiable in ``x``, ``w`` and ``strength``, in reverse and forward mode; it is piecewise linear in
-    ``x / strength`` and ``w``, with exact zeros in the Jacobian. Excluded entries share the smallest weights. The cost
-    is two sorts and a call of
-    :func:`isotonic_l2`. Both passes take about a dozen float64 numbers per entry, because sorted values, weights,
-    pooled means and positions are all needed at once.
+    ``x / strength`` and ``w``, with exact zeros in the Jacobian. Excluded entries share the smallest weights.
 
     With another p the regulariser is :math:`\tfrac{\lambda}p \|y\|_p^p`, and y is smoother: it is once differentiable
     in ``x`` wherever the entries of a pooled block are not 0. The blocks are those of :func:`isotonic_lp`, and

@@ -25,8 +25,7 @@ def sigmoid_topk(
 
     Tends to the k-hot top-k as ``temperature -> 0`` and to ``k / n`` as it grows. The map is permutation-equivariant,
     keeps the order of ``x`` and is invariant to ``x + c``. It is differentiable to any order in ``x``, ``k`` and
-    ``temperature``, in reverse and forward mode. The root finder takes O(n) time per step (2 to 6 steps on ordinary
-    rows) and does not sort. The backward pass needs ``x`` and one number per row.
+    ``temperature``, in reverse and forward mode.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.

@@ -33,8 +33,7 @@ def sparse_topk_signed(
     ``sign(x) * topk_mask(abs(x), k)`` as ``strength -> 0`` and to 0 as it grows. The map is odd and
     permutation-equivariant, and keeps the order of absolute values. It is differentiable in ``x``, ``k`` and
     ``strength``, in reverse and forward mode, except at the kinks of :func:`sparse_topk`, where the constraint becomes
-    active, and for ``p = 2`` at ``x_i = 0`` with ``t = 0``; there, an entry that is 0 gets no gradient. The backward
-    pass needs ``x`` and two numbers per row.
+    active, and for ``p = 2`` at ``x_i = 0`` with ``t = 0``; there, an entry that is 0 gets no gradient.
 
     Args:
         x: Finite real entries, ``n`` along ``dim``; 0 masks an entry.

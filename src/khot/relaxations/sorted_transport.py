@@ -123,9 +123,7 @@ def sorted_transport_topk(
     Column j is a soft indicator of the (j+1)-th largest entry: columns sum to 1, rows to at most 1, and ``y.mT @ x`` is
     a soft version of the k largest values. Tends to the hard indicators as ``epsilon -> 0``, to ``1 / n`` as it grows.
     Permutation-equivariant, invariant to ``x + c``; ``epsilon`` is absolute, see :func:`transport_topk`. Differentiable
-    to any order in ``x`` and ``epsilon``, in reverse and forward mode; saves ``x`` and k numbers per row. Newton's
-    method on the k+1 duals takes 2 to 15 steps of O(nk^2) time and, for a long row, memory for about 7 plans of
-    (k + 1) n float64 numbers.
+    to any order in ``x`` and ``epsilon``, in reverse and forward mode.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.

@@ -45,8 +45,7 @@ def sparse_topk(
 
     The mask equals the k-hot top-k as soon as ``strength`` is below the gap between the k-th and the next largest
     score, and tends to ``k / n`` as it grows. ``p = 2`` is the Euclidean projection of ``x / strength``. The map is
-    permutation-equivariant, keeps the order of ``x`` and is invariant to ``x + c``. The root finder takes O(n) time per
-    step (4 to 7 steps on ordinary rows) and does not sort. The backward pass needs ``x`` and two numbers per row.
+    permutation-equivariant, keeps the order of ``x`` and is invariant to ``x + c``.
 
     The map is differentiable in ``x``, ``k`` and ``strength``, in reverse and forward mode, except at kinks. Entries
     equal to 0 or 1 have no gradient; if all entries are, the derivative in ``k`` jumps and is returned as 0. For
