@@ -34,7 +34,7 @@ LAWS = (
 
 
 def in_both(function, logits, weight):
-    """Values and gradients of a function, by the recursion and by the tree."""
+    """Values and gradients of a function, by loops and by the tree."""
     found = []
     for name in ("numba", "torch"):
         x = logits.clone().requires_grad_()
@@ -50,7 +50,7 @@ def in_both(function, logits, weight):
     ("n", "k", "spread"),
     [
         (100, 3, 1), (33, 16, 9), (700, 690, 3), (20, 10, 100), (1500, 4, 90), (9, 4, 2000),  # tables
-        (3000, 8, 2), (700, 350, 1), (700, 350, 40), (2500, 40, 1), (10000, 5000, 0.01),  # nodes and series
+        (3000, 8, 2), (700, 350, 1), (700, 350, 40), (2500, 40, 1), (10000, 5000, 0.01),  # nodes
         (700, 350, 2000), (40, 20, 1e4),  # rows that loops leave to the tree
     ],
 )  # fmt: skip

@@ -200,7 +200,7 @@ def bernoulli_count_draw(
             lost = draw(*rows, names, seed, out)
         elif taken.any():
             part = out.new_empty((draws, int(taken.sum()), n))
-            lost[taken] = draw(*(x[taken] for x in rows), names[taken], seed, part)
+            lost[taken] = draw(rows[0][taken], rows[1][taken], rows[2][taken], names[taken], seed, part)
             out[:, taken] = part
     if lost.any():
         out[:, lost] = reference.draw(*rows, seed, draws, lost)

@@ -23,8 +23,7 @@ from ..cpu.maths import EXP
 from ..cpu.random_numbers import uniform_pair
 from ..cpu.rows import total_of
 from ..threshold import solve_threshold
-from . import numba_series
-from .numba_nodes import covariance_times, given_count, law_of_count, room
+from .numba_nodes import MOST, covariance_times, given_count, law_of_count, room
 
 CLOSE_MEAN = 0.25  # largest distance of the expected number of ones from k for which nodes are well placed
 FACTORS = 512  # this many numbers of at least a half have a product that is a normal number
@@ -62,16 +61,16 @@ def _chances(theta, tilt, p, q):
 @kernel
 def _law_rows(begin, end, theta, k, tilt, log_total, complement, inclusion):
     n = theta.shape[1]
-    p, q, at, series = np.empty(n), np.empty(n), room(), numba_series.room()
+    p, q, at = np.empty(n), np.empty(n), room()
     for r in range(begin, end):
         log_size = _chances(theta[r], tilt[r], p, q)
-        nodes, terms, chance = law_of_count(p, q, k[r], at, series)
+        nodes, chance = law_of_count(p, q, k[r], at)
         if nodes == 0 or not abs(total_of(p) - k[r]) <= CLOSE_MEAN:
             tilt[r] = log_total[r] = np.nan
             complement[r, :] = inclusion[r, :] = np.nan
             continue
         log_total[r] = math.log(chance) + log_size
-        given_count(p, q, nodes, terms, at, series, complement[r], inclusion[r])
+        given_count(p, q, nodes, at, complement[r], inclusion[r])
     return 0
 
 
@@ -98,15 +97,15 @@ def _changes(p, q, g, t):
 @kernel
 def _derivative_rows(begin, end, theta, k, tilt, g, result):
     n = theta.shape[1]
-    p, q, t, at, series = np.empty(n), np.empty(n), np.empty(n), room(), numba_series.room()
+    p, q, t, at, sizes = np.empty(n), np.empty(n), np.empty(n), room(), np.empty((MOST, n))
     for r in range(begin, end):
         _chances(theta[r], tilt[r], p, q)
-        nodes, terms, _ = law_of_count(p, q, k[r], at, series)
+        nodes, _ = law_of_count(p, q, k[r], at)
         if nodes == 0:
             result[r, :] = np.nan
             continue
         _changes(p, q, g[r], t)
-        covariance_times(p, q, t, nodes, terms, at, series, result[r])
+        covariance_times(p, q, t, nodes, at, sizes, result[r])
     return 0
 
 

@@ -13,11 +13,8 @@ the results for units given B = k are
     C_{ij} = p_i q_i p_j q_j (\langle y_i y_j \rangle - \delta_i \delta_j), \quad i \ne j.
 
 These sums have terms of both signs, but near the mean a single unit says little about B, so they lose almost no digits
-unless B has almost no variance. Rows with less than ``LEAST``, and rows that lose digits nevertheless, are left to the
-recursion.
-
-There are two ways to go through the units. Directly, y of all units at all nodes is computed again in each pass. In
-longer rows with more variance, :mod:`.numba_series` writes a sum over the nodes as a polynomial of :math:`p_i - q_i`.
+unless B has almost no variance. Rows with less than ``LEAST``, and rows that lose digits nevertheless, are left to
+other code.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -28,15 +25,13 @@ import numpy as np
 
 from ..cpu.loops import per_row, summed
 from ..cpu.rows import dot
-from . import numba_series
-from .numba_series import terms_of
 
 DEPTH, NODES = 41.4, 31  # as in .characteristic: nodes are cut off at e^-41.4, and there are at most this many
 LANES = 4  # nodes are processed in groups of four
 MOST = 32
-LEAST = 0.25  # variance of B below which rows are left to the recursion
+LEAST = 0.25  # variance of B below which rows are left to other code
 LIKELY = 0.25  # P(B = k) times a deviation of at least a half exceeds this if the expected number is k
-DIRECT = 64  # a series does not pay off in rows of fewer units
+BLOCK = 256  # units that go through all nodes at a time, in the first-level cache of a processor
 BENNETT_STEPS = 3
 
 
@@ -90,99 +85,110 @@ def _law_at_nodes(p, versine, sine, law_real, law_imag):
 
 @per_row
 def room():
-    """Arrays for a row, reused for all: versine and sine of the nodes, real and imaginary part of w, and of a sum."""
-    return np.empty((6, MOST))
+    """Arrays for a row, reused for all: versine and sine of the nodes, real and imaginary part of w."""
+    return np.empty((4, MOST))
 
 
 @per_row
-def law_of_count(p, q, k, at, series):
-    """Writes the nodes and w; returns the number of nodes, the number of terms, and P(B = k).
+def law_of_count(p, q, k, at):
+    """Writes the nodes and w; returns the number of nodes and P(B = k).
 
     The number of nodes is 0 for a row that is left to other code.
-
-    ``series`` is from :func:`khot.kernels.count.numba_series.room`; without terms the row is processed directly.
     """
     variance = dot(p, q)
     if not variance >= LEAST:
-        return 0, 0, 0.0
+        return 0, 0.0
     nodes = choose_nodes(variance, k, p.shape[0], DEPTH, at[0], at[1], at[2], at[3])
-    law_real, law_imag, terms = at[2, :nodes], at[3, :nodes], 0
-    if p.shape[0] >= DIRECT:
-        terms = terms_of(variance, float(p.shape[0]), at[0, :nodes])
-    if terms:
-        numba_series.law_at_nodes(p, q, at[0, :nodes], terms, law_real, law_imag, series)
-        terms = terms_of(variance, 1.0, at[0, :nodes])  # for a single unit
-    else:
-        _law_at_nodes(p, at[0, :nodes], at[1, :nodes], law_real, law_imag)
-    chance = 0.0
+    law_real, law_imag, chance = at[2, :nodes], at[3, :nodes], 0.0
+    _law_at_nodes(p, at[0, :nodes], at[1, :nodes], law_real, law_imag)
     for j in range(nodes):
         chance += law_real[j]
     for j in range(nodes):
         law_real[j] /= chance
         law_imag[j] /= chance
-    return nodes if chance * math.sqrt(max(variance, 0.25)) > LIKELY else 0, terms, chance
+    return nodes if chance * math.sqrt(max(variance, 0.25)) > LIKELY else 0, chance
 
 
 @summed
-def _given_count(p, q, versine, sine, law_real, law_imag, complement, inclusion):
-    nodes = law_real.shape[0]
+def _add_two(p, q, w, delta):
+    """Adds the terms of two nodes to delta, with a single division."""
     for i in range(p.shape[0]):
-        delta, lean, twice = 0.0, p[i] - q[i], 2 * p[i] * q[i]
-        for j in range(nodes):
-            size = 1 / (1 - twice * versine[j])  # of phi, its inverse square
-            delta += (lean * law_real[j] * versine[j] - law_imag[j] * sine[j]) * size
-        out, included = q[i] * (1 - p[i] * delta), p[i] * (1 + q[i] * delta)
+        lean, twice = p[i] - q[i], 2 * p[i] * q[i]
+        one, other = 1 - twice * w[0], 1 - twice * w[3]
+        delta[i] += ((lean * w[1] - w[2]) * other + (lean * w[4] - w[5]) * one) / (one * other)
+
+
+@summed
+def _finish(p, q, delta, complement, inclusion):
+    for i in range(p.shape[0]):
+        out, included = q[i] * (1 - p[i] * delta[i]), p[i] * (1 + q[i] * delta[i])
         complement[i] = out if out < 0.5 else 1 - included  # with the digits that are left next to 1
         inclusion[i] = included if out >= 0.5 else 1 - out
 
 
 @per_row
-def given_count(p, q, nodes, terms, at, series, complement, inclusion):
+def given_count(p, q, nodes, at, complement, inclusion):
     """Writes the probabilities of units."""
-    if terms:
-        numba_series.given_count(
-            p, q, at[0, :nodes], at[2, :nodes], at[3, :nodes], terms, series, complement, inclusion
-        )
-    else:
-        _given_count(p, q, at[0, :nodes], at[1, :nodes], at[2, :nodes], at[3, :nodes], complement, inclusion)
+    delta, weights = np.empty(BLOCK), np.empty((nodes, 3))
+    for j in range(nodes):
+        weights[j, 0], weights[j, 1], weights[j, 2] = at[0, j], at[2, j] * at[0, j], at[3, j] * at[1, j]
+    pairs = weights.reshape(nodes // 2, 6)
+    for start in range(0, p.shape[0], BLOCK):
+        stop = min(start + BLOCK, p.shape[0])
+        one, zero, found = p[start:stop], q[start:stop], delta[: stop - start]
+        found[:] = 0.0
+        for pair in pairs:
+            _add_two(one, zero, pair, found)
+        _finish(one, zero, found, complement[start:stop], inclusion[start:stop])
 
 
 @summed
-def _covariance_times(p, q, t, versine, sine, law_real, law_imag, sum_real, sum_imag, result):
-    nodes = law_real.shape[0]
-    for j in range(nodes):
-        sum_real[j] = sum_imag[j] = 0.0
+def _sums_at_node(p, q, t, versine, size):
+    """Writes the inverse square of phi; returns its sums with t and with (p - q) t."""
+    total = moment = 0.0
     for i in range(p.shape[0]):
-        lean, twice = p[i] - q[i], 2 * p[i] * q[i]
-        for j in range(nodes):
-            size = t[i] / (1 - twice * versine[j])
-            sum_real[j] += lean * versine[j] * size
-            sum_imag[j] += sine[j] * size
-    mean = 0.0  # of sum t_i delta_i
-    for j in range(nodes):
-        a, b = sum_real[j], sum_imag[j]
-        sum_real[j], sum_imag[j] = a * law_real[j] - b * law_imag[j], a * law_imag[j] + b * law_real[j]
-        mean += sum_real[j]
+        size[i] = 1 / (1 - 2 * p[i] * q[i] * versine)
+        total += t[i] * size[i]
+        moment += (p[i] - q[i]) * t[i] * size[i]
+    return total, moment
+
+
+@summed
+def _add_two_products(p, q, size, other, w, sums):
+    """Adds the terms of two nodes with weights w to those of delta, of <y_i y_i> and of <Y y_i>."""
+    first, second, third = sums[0], sums[1], sums[2]
     for i in range(p.shape[0]):
-        first = second = others = 0.0
-        lean, spread = p[i] - q[i], p[i] * q[i]
-        for j in range(nodes):
-            size = 1 / (1 - 2 * spread * versine[j])
-            a, b = lean * versine[j] * size, sine[j] * size
-            c, d = law_real[j] * a - law_imag[j] * b, law_real[j] * b + law_imag[j] * a
-            first += c
-            second += c * a - d * b
-            others += sum_real[j] * a - sum_imag[j] * b
-        own = (1 + q[i] * first) * (1 - p[i] * first) - spread * (second - first * first)
-        result[i] = own * t[i] + spread * (others - first * mean)
+        lean, x, y = p[i] - q[i], size[i], other[i]
+        first[i] += x * (w[0] * lean - w[1]) + y * (w[7] * lean - w[8])
+        second[i] += x * x * ((w[2] * lean - w[3]) * lean - w[4]) + y * y * ((w[9] * lean - w[10]) * lean - w[11])
+        third[i] += x * (w[5] * lean - w[6]) + y * (w[12] * lean - w[13])
+
+
+@summed
+def _assemble(p, q, t, sums, mean, result):
+    first, second, third = sums[0], sums[1], sums[2]
+    for i in range(p.shape[0]):
+        spread = p[i] * q[i]
+        own = (1 + q[i] * first[i]) * (1 - p[i] * first[i]) - spread * (second[i] - first[i] * first[i])
+        result[i] = own * t[i] + spread * (third[i] - first[i] * mean)
 
 
 @per_row
-def covariance_times(p, q, t, nodes, terms, at, series, result):
-    """Writes C v for the v with ``pq v = t``."""
-    if terms:
-        numba_series.covariance_times(p, q, t, at[0, :nodes], at[2, :nodes], at[3, :nodes], terms, series, result)
-    else:
-        _covariance_times(
-            p, q, t, at[0, :nodes], at[1, :nodes], at[2, :nodes], at[3, :nodes], at[4, :nodes], at[5, :nodes], result
-        )
+def covariance_times(p, q, t, nodes, at, sizes, result):
+    """Writes C v for the v with ``pq v = t``; ``sizes`` is room for a number of each unit at each node."""
+    mean, weights, sums = 0.0, np.empty((nodes, 7)), np.empty((3, BLOCK))
+    for j in range(nodes):
+        c, s, x, y, w = at[0, j], at[1, j], at[2, j], at[3, j], weights[j]
+        total, moment = _sums_at_node(p, q, t, c, sizes[j])
+        a, b = moment * c, total * s
+        a, b = a * x - b * y, a * y + b * x
+        mean += a  # of sum t_i delta_i
+        w[0], w[1], w[2], w[3], w[4], w[5], w[6] = x * c, y * s, x * c * c, 2 * y * c * s, x * s * s, a * c, b * s
+    pairs = weights.reshape(nodes // 2, 14)
+    for start in range(0, p.shape[0], BLOCK):
+        stop = min(start + BLOCK, p.shape[0])
+        one, zero, found = p[start:stop], q[start:stop], sums[:, : stop - start]
+        found[:, :] = 0.0
+        for j in range(0, nodes, 2):
+            _add_two_products(one, zero, sizes[j, start:stop], sizes[j + 1, start:stop], pairs[j // 2], found)
+        _assemble(one, zero, t[start:stop], found, mean, result[start:stop])
