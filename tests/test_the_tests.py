@@ -12,6 +12,7 @@ from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.threshold.kinds import MASK
 from tests.backends import USUAL
 from tests.maps import members, only_for
+from tests.mutations import FAULTS, occurrences
 
 FILES = sorted(Path(__file__).parent.rglob("test_*.py"))
 
@@ -84,3 +85,10 @@ def test_nothing_is_compiled_while_tests_are_collected():
 
 
 COLLECTED_WITH = backend_here()
+
+
+def test_each_planted_fault_has_one_place():
+    """Those of tests/mutations.py, which nothing but a person runs."""
+    assert [fault for fault in FAULTS if occurrences(fault) != 1] == []
+    named = {word for fault in FAULTS for word in fault.tests.split() if word.endswith(".py")}
+    assert [name for name in sorted(named) if not Path(__file__).with_name(name).exists()] == []
