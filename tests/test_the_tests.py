@@ -91,4 +91,4 @@ def test_each_planted_fault_has_one_place():
     """Those of tests/mutations.py, which nothing but a person runs."""
     assert [fault for fault in FAULTS if occurrences(fault) != 1] == []
     named = {word for fault in FAULTS for word in fault.tests.split() if word.endswith(".py")}
-    assert [name for name in sorted(named) if not Path(__file__).with_name(name).exists()] == []
+    assert [name for name in sorted(named) if not (Path(__file__).parent / name).exists()] == []
