@@ -3,6 +3,7 @@
 The counts are exact. A larger one is a fixed cost for every user, so it needs a reason; a smaller one is welcome.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -40,16 +41,29 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_passes_through(name):
     call, functions, files = CALLS[name]
+    passed = passed_by(call)
+    assert (len(passed), len({file for file, _ in passed})) == (functions, files), passed
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="plain torch passes through other files")
+def test_the_path_of_a_call_is_as_contributors_read_it():
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\d\. `([\w/]+\.py)`:", text.partition("## The path of a call")[2], flags=re.MULTILINE)
+    assert listed == list(dict.fromkeys(file for file, _ in passed_by(lambda: khot.sigmoid_topk(X, 2))))
+
+
+def passed_by(call):
+    """The files and names of the functions of khot that a call passes through, when it is not the first one."""
     call()
     passed = []
 
     def note(frame, event, _):
         if event == "call" and frame.f_code.co_filename.startswith(ROOT):
-            passed.append((frame.f_code.co_filename.removeprefix(ROOT), frame.f_code.co_name))
+            passed.append((frame.f_code.co_filename.removeprefix(ROOT)[1:], frame.f_code.co_name))
 
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(None)
-    assert (len(passed), len({file for file, _ in passed})) == (functions, files), passed
+    return passed

@@ -103,10 +103,10 @@ def along(name: str) -> plt.Figure:
     values = torch.stack([function(SCORES if name != "permutahedron_projection" else SCORES[:4], s) for s in _range()])
     for line, score in zip(values.T, SCORES, strict=False):
         left.plot(_range(), line, label=f"{score:g}")
-    left.set(xscale="log", xlabel="softness", title="of scores 2, 1.4, 1.1, ...")
+    left.set(xscale="log", xlabel="softness", title="of scores 2, 1.4, 1.1, …")
     for softness, color in SOFTNESSES:
         _line(right, lambda x, softness=softness: function(x, softness), f"softness {softness:g}", color)
-    right.set(xlabel="s", title="first entry of (s, 1, 0, -1); slope dashed")
+    right.set(xlabel="s", title="first of (s, 1, 0, -1); slope dashed")
     right.legend(fontsize="x-small")
     if name.startswith("log"):
         for axis in (left, right):
