@@ -52,8 +52,8 @@ ON_TWO_THREADS = {
 }
 
 
-# The longest first, or one process would wait for the other; what runs processes of its own last, when loops that are
-# compiled for a CPU lie on disk.
+# The longest files first, or one worker would wait for the other at the end. Tests that start processes come last,
+# when the loops that these need are compiled.
 ORDER = {
     "test_triton_interpreter.py": -1,
     "test_triton_aot.py": -1,

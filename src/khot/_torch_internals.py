@@ -282,7 +282,7 @@ def writes_onnx() -> bool:
 
 
 def eager_dispatcher() -> AbstractContextManager[Any]:
-    """For code below the dispatcher: the caller has switched off parts of it that transforms inside need."""
+    """Restores the parts of the dispatcher that transforms need inside an operator."""
     guard: AbstractContextManager[Any] = torch._C._ForceDispatchKeyGuard(*_EAGER)
     return guard
 

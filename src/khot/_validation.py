@@ -177,7 +177,7 @@ def check_softness(
     advice: str = DIM_IS_A_KEYWORD,
     reads_layouts: bool | None = None,
 ) -> None:
-    """Checks for a number within its limits, or a tensor that broadcasts with the batch, whose contents are not read.
+    """Checks a number against its limits, and the shape and dtype of a tensor, but not its contents.
 
     ``advice`` is appended to the error message for a number that is not positive.
     """

@@ -103,7 +103,7 @@ class KHotDistribution(TorchDistribution):
             self._validate_parameters()
 
     def _begin(self) -> None:
-        """Prepares a law whose parameters are set."""
+        """Prepares a law after its parameters have been set."""
         own = self.__dict__
         self._kept, self._level, self._tensors = Once(), transform_level(), []
         for name, value in own.items():

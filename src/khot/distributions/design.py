@@ -109,8 +109,8 @@ class SamplingDesign(KHotDistribution):
         "k": constraints.nonnegative_integer,
     }
     has_enumerate_support = True
-    # The setting with which a design has everything its class defines; "" for any, None if it depends on another
-    # design.
+    # The arguments that give a design all members of its class, as error messages print them; "" if any do, None if
+    # another design decides.
     _complete_with: ClassVar[str | None] = ""
 
     k: Tensor  # the number of ones of each row, or the smallest if it varies

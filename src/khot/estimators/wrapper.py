@@ -26,8 +26,8 @@ from khot.distributions.entry import entry
 from khot.kernels.exact.rows import compute_dtype
 from khot.kernels.operators.autograd import wants_gradient
 
-# How far rounding may separate the inclusion probabilities of two laws, relative to their size, in units of eps. Never
-# less than for float32, whose results are also compared in float64, and never more, since half types have few digits.
+# How far rounding may separate the inclusion probabilities of two laws, relative to their size, in units of eps; at
+# least that of float32, because its results are also compared in float64, and at most 0.05 in half types.
 ROUNDING = 64.0
 SMALLEST_TOLERANCE = 1e-6
 LARGEST_TOLERANCE = 0.05

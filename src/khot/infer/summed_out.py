@@ -23,7 +23,7 @@ from .sites import KHotSite, terms_from
 
 
 class SummedOut:
-    """A model whose marked sites are enumerated; unlike a closure it can be pickled.
+    """A model that enumerates its marked sites; unlike a closure it can be pickled.
 
     Args:
         model: A model, in the plate of the chains if there is one.

@@ -165,7 +165,7 @@ def _if_single(design: Sequence[Any], x: Tensor, otherwise: Tensor) -> Tensor:
 
 
 class _DifferentiatedOnce(Function):
-    """The identity, whose derivative is not implemented: it is asked for only if something depends on the argument."""
+    """The identity. Its derivative, which is asked for only if something depends on the argument, is an error."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""The trapezoidal rule for many integrals over the real line, whose ranges are found by trial.
+"""The trapezoidal rule for many integrals over the real line. Their ranges are found by trial.
 
 The leading dimension is that of the points of the rule, and the others are those of the integrals. The range is a
 constant to autograd, so the sum over the nodes is differentiable to any order.

@@ -156,7 +156,7 @@ def log_scores_of(logits: Tensor, scores: Scores) -> Tensor:
 
 
 def is_closed(logits: Tensor) -> Tensor:
-    """Which tokens have no expert, (..., tokens, 1): those whose logits are all ``-inf``."""
+    """Which tokens have no expert because all their logits are ``-inf``, (..., tokens, 1)."""
     return (logits == -torch.inf).all(-1, keepdim=True)
 
 
@@ -199,7 +199,7 @@ def candidates(logits: Tensor, scores: Scores, bias: Tensor | None, groups: Grou
 def key_of_choice(
     logits: Tensor, k: int | Tensor, scores: Scores, bias: Tensor | None, groups: Groups | None
 ) -> Tensor:
-    """Numbers whose k largest are the choice, with ``-inf`` for experts that cannot be chosen."""
+    """Scores of the experts for the choice of the k largest; ``-inf`` for experts that cannot be chosen."""
     logits, is_named = logits.detach(), isinstance(scores, str)
     if is_named and bias is None and groups is None:
         return logits  # named scores increase with the logits, and round

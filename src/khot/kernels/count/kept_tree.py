@@ -32,7 +32,7 @@ class KeptTree(ProductTree):
         self._of_levels: list[Tensor] | None = None
 
     def anew(self, leaf: Tensor) -> "KeptTree":
-        """A new tree of the same kind, whose results are differentiable in the leaf."""
+        """A new tree of the same kind with results that are differentiable in the leaf."""
         return KeptTree(leaf, self.k, self.bound)
 
     def leaf_outside(self) -> Tensor:

@@ -148,7 +148,7 @@ def pool_by_halves(objective: Objective) -> Tensor:
 
 
 def _bridge(objective: Objective, v: Tensor) -> Tensor:
-    """The root of G for rows whose halves are solved, with solution ``v``: (rows, 1)."""
+    """The root of G, given the solution ``v`` of both halves of each row: (rows, 1)."""
     half = v.shape[-1] // 2
 
     def evaluate(level: Tensor) -> tuple[Tensor, Tensor]:

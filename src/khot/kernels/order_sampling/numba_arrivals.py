@@ -193,7 +193,7 @@ def rarer_fates(space, n, k):
 
 @inlined
 def walk(space, n, k, turns, mean, variance, depth):
-    """The points z, and T times their weights, at the time whose fates are given, by rarer fates."""
+    """The quadrature points z and T times their weights, for the time of the fates in ``space``."""
     rarer, usual = rarer_fates(space, n, k)
     points, count = _angles(float(n), k, mean, variance, turns, depth, space.of_angles)
     z, product = plane_of(space.of_angles, 0, count), plane_of(space.of_angles, 2, count)

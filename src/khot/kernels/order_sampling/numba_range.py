@@ -150,7 +150,7 @@ def _density(depth, curvature):
 
 @inlined
 def _density_of_logistic(depth, n):
-    r"""The same for a short row of logistic noise, whose poles are at a height of pi.
+    r"""The same for a short row of logistic noise: its poles are at a height of pi.
 
     At a smaller height y, a factor F or 1 - F grows by at most 1 / cos(y / 2), so the error with steps h is at most
     :math:`2 \cos(y/2)^{-n} e^{-2 \pi y / h}`, here for y = 2.

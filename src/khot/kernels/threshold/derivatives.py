@@ -137,7 +137,7 @@ def _finite_distances(x: Tensor, at: Threshold, s: Tensor) -> Tensor:
 
 
 def _magnitudes(rows: MapRows) -> Items:
-    """The items of magnitudes, whose entries are zero, pooled or capped."""
+    """The items of a map of magnitudes: each entry is zero, pooled or capped."""
     a, s, at, q = rows.a, rows.s, rows.at, rows.link.q
     t = rows.kind.threshold(at, s, rows.link)
     positive = torch.where(t == 0, 1.0, t)

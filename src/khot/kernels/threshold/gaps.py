@@ -36,7 +36,7 @@ FARTHEST = 0.125 * torch.finfo(torch.float64).max  # in scales, as good as infin
 
 
 def are_far(total: Tensor) -> Tensor:
-    """Rows whose slopes, with this sum, are meaningful only relative to each other."""
+    """Rows with so small a sum of slopes that only the ratios of the slopes are meaningful."""
     return total < UNDERFLOW
 
 

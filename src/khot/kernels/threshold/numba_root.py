@@ -93,7 +93,8 @@ def _judge(link: NumbaLink, grows: bool, real: Real) -> Compiled:
     @inlined
     def of_compact(i, signed, total, slope, excess, move, t, sigma, q):
         residual = signed + excess
-        # If doubles are too far apart for a small residual, a step to between them that crosses no kink.
+        # If doubles are too far apart for a small residual, take a step that ends between two of them and crosses no
+        # kink.
         between = min(RESOLUTION * abs(t), COARSEST * sigma)
         # Later, with fewer digits, because sums of equal items may accumulate the rounding of their equal z.
         units = 1 + q if i < NEWTON_STEPS else max(1 + q, LAST_UNITS)

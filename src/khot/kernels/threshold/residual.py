@@ -138,8 +138,8 @@ def _compact_step(rows: Rows, at: Threshold, excess: Tensor, below: Tensor, fall
         step = torch.where(lost, _log_of_uncapped(rows, at) - (-excess).log(), step) if bool(lost.any()) else step
     size = below + excess.abs()
     found = residual.abs() <= (1 + link.condition) * EPS * size
-    # If the doubles are too far apart for that: a step to between them that crosses no kink and is so short, compared
-    # with the distances of the items in the sum, that the remainder is invisible in any sum.
+    # If doubles are too far apart for that, take a step that ends between two of them and crosses no kink. It is so
+    # short that the rest does not change any sum.
     apart = (RESOLUTION * at.anchor.abs() / rows.scale(at.anchor)).clamp(max=COARSEST)
     found |= (excess < 0) & (falls > 0) & (step.abs() <= torch.minimum(apart, SHORT * below / falls))
     return step.masked_fill(found & (excess >= 0), 0.0), residual, found  # the remainder may be a step across a kink

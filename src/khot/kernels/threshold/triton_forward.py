@@ -218,7 +218,7 @@ def _split_step(
     x_ptr, at, sizes, k_number: tl.float64, scale_number: tl.float64, stride_k, stride_scale, stride_x, n,
     q_number: tl.float64, step, LINK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The sums of this program's chunk at the threshold after ``step`` steps, whose numbers are stored."""
+    """The sums of this program's chunk at the threshold that was stored after ``step`` steps."""
     part, row = tl.program_id(0), program_rows(tl.num_programs(1), TILE)
     whole, rest, scale, q = _row_numbers(row, sizes, (k_number, scale_number, stride_k, stride_scale), q_number, TILE)
     here = step * tl.num_programs(1) + row
