@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch._dynamo.exc import Unsupported
-from torch._dynamo.testing import CompileCounter
 from torch.distributions import kl_divergence
 
 from khot import (
@@ -17,6 +16,7 @@ from khot import (
     sigmoid_topk,
     subset_categorical,
 )
+from tests.compiled import CompileCounter
 from tests.inputs import normal
 from tests.registry import DESIGNS
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._dynamo.testing import CompileCounter
 from torch.func import functional_call
 from torch.nn.utils import parametrize, prune
 from torch.optim.swa_utils import AveragedModel
@@ -30,6 +29,7 @@ from khot.nn import (
     TopKMetricLoss,
     topk_attention,
 )
+from tests.compiled import CompileCounter
 from tests.inputs import normal
 from tests.loops import for_each
 from tests.modules import MODULES, ModuleCase, N
