@@ -13,8 +13,8 @@ import numpy as np
 from ..cpu.loops import inlined, kernel_for_dtype, per_row, summed
 from ..cpu.maths import FLUSHED_EXP, Real
 from ..cpu.rows import REALS_AT, doubles_at, longs_at
-from .numba_points import BETWEEN, find_points, log, offset_of, pull, room_for_points
-from .numba_scans import STRETCH, inverse_scale, scans_for, stretch
+from .numba_points import BETWEEN, anchor_of, find_gaps, log, look_around, offset_of, pull, room_for_points
+from .numba_scans import STRETCH, inverse_scale, room_for_sums, stretch, sum_ones, sums_of
 from .sums import FAR
 
 
@@ -34,24 +34,25 @@ class Cuts(NamedTuple):
 
 @per_row
 def _room_for_cuts(n):
-    return Cuts(np.empty(n - 1), np.empty(n - 1), np.empty(n - 1, np.int64))
+    return Cuts(np.empty(n - 1), np.empty(n - 1), np.empty(n - 1, np.int32))
 
 
 @per_row
-def _find_cuts(x, inverse, left, right, at, cuts):
-    n, last = x.shape[0], 0
-    for start in range(0, n - 1, STRETCH):
-        stop = min(start + STRETCH, n - 1)
-        last = find_points(left, right, BETWEEN, start, stop, last, at)
-        for i in range(stop - start):
-            excess, anchor, j = at.excess[i], int(at.anchor[i]), start + i
+def _find_cuts(x, inverse, sums, at, cuts):
+    decay, before, after, _ = sums
+    find_gaps(before, after, BETWEEN, cuts.below)
+    for start in range(0, x.shape[0] - 1, STRETCH):
+        here = cuts.below[start : start + STRETCH]
+        look_around(decay, before, after, BETWEEN, start, here, at)
+        for i in range(here.shape[0]):
+            excess, near, far, j = at.excess[i], at.near[i], at.far[i], start + i
+            half = 0.5 * np.float64(x[anchor_of(excess, here[i])])
             if excess == 0:  # however wide the gap is
-                gap = (0.5 * np.float64(x[anchor + 1]) - 0.5 * np.float64(x[anchor])) * inverse
-                cuts.offset[j] = 0.5 * (min(gap, FAR) + log(at.left[i] / at.right[i]))
+                gap = (0.5 * np.float64(x[here[i]]) - half) * inverse
+                cuts.offset[j] = 0.5 * (min(gap, FAR) + log(near / far))
             else:
-                cuts.offset[j] = offset_of(excess, at.left[i], at.right[i], at.product[i])
-            cuts.near[j] = 0.5 * np.float64(x[anchor])
-            cuts.below[j] = int(j + BETWEEN - excess)
+                cuts.offset[j] = offset_of(excess, near, far, at.decay[i])
+            cuts.near[j] = half
 
 
 @inlined
@@ -83,7 +84,7 @@ def _own_slice(half, inverse, cuts, j):
 
 @kernel_for_dtype
 def permutation_loop(real: Real) -> Any:
-    (left_of, right_of), reals_at, exp = scans_for("count", real), REALS_AT[real], FLUSHED_EXP[real]
+    reals_at, exp = REALS_AT[real], FLUSHED_EXP[real]
 
     @per_row
     def fill(half, inverse, lower, lower_offset, upper, upper_offset, weight, y):
@@ -110,13 +111,12 @@ def permutation_loop(real: Real) -> Any:
 
     def permutation(first, last, n, values, order, scale, one_scale, result):
         xs, places, ys = reals_at(values, last, n), longs_at(order, last, n), reals_at(result, last * n, n)
-        decay, left, right, points = np.empty(STRETCH), np.empty(n), np.empty(n), room_for_points()
-        cuts, weight = _room_for_cuts(n), np.empty(max(n - 2, 0))
+        sums = room_for_sums(n)
+        points, cuts, weight = room_for_points(), _room_for_cuts(n), np.empty(max(n - 2, 0))
         for r in range(first, last):
             x, inverse = xs[r], inverse_scale(scale, one_scale, r)
-            left_of(x, x, inverse, decay, left)
-            right_of(x, x, inverse, decay, right)
-            _find_cuts(x, inverse, left, right, points, cuts)
+            sum_ones(x, inverse, sums)
+            _find_cuts(x, inverse, sums, points, cuts)
             _weigh_slices(cuts, inverse, weight)
             fill_rows(x, places[r], inverse, cuts, weight, ys, r * n)
         return 0
@@ -127,7 +127,6 @@ def permutation_loop(real: Real) -> Any:
 @kernel_for_dtype
 def permutation_derivative_loop(real: Real) -> Any:
     reals_at, exp = REALS_AT[real], FLUSHED_EXP[real]
-    (ones_of_left, ones_of_right), (sum_left, sum_right) = scans_for("count", real), scans_for("whole", real)
 
     @summed
     def flow_through(half, inverse, near, offset, g, above, of_cuts):
@@ -156,19 +155,17 @@ def permutation_derivative_loop(real: Real) -> Any:
     def permutation_derivative(first, last, n, values, order, scale, one_scale, grad, grad_x, grad_scale):
         xs, places = reals_at(values, last, n), longs_at(order, last, n)
         gs, grads = reals_at(grad, last * n, n), reals_at(grad_x, last, n)
-        decay, left, right, points = np.empty(STRETCH), np.empty(n), np.empty(n), room_for_points()
-        cuts, of_items, of_cuts, nothing = _room_for_cuts(n), np.empty(n), np.empty(n - 1), np.empty(0)
+        sums = room_for_sums(n)
+        points, cuts, of_items, of_cuts = room_for_points(), _room_for_cuts(n), np.empty(n), np.empty(n - 1)
         for r in range(first, last):
             x, place, out, inverse = xs[r], places[r], grads[r], inverse_scale(scale, one_scale, r)
-            ones_of_left(x, x, inverse, decay, left)
-            ones_of_right(x, x, inverse, decay, right)
-            _find_cuts(x, inverse, left, right, points, cuts)
+            sum_ones(x, inverse, sums)
+            _find_cuts(x, inverse, sums, points, cuts)
             pull_back(x, place, inverse, cuts, gs, r * n, of_items, of_cuts)
-            pull(left, right, of_cuts, BETWEEN, points, False, nothing)
-            sum_left(x, right, inverse, decay, right)
-            sum_right(x, left, inverse, decay, left)
+            pull(sums, of_cuts, BETWEEN, cuts.below, points, False, of_cuts)
+            sums_of(x, inverse, sums.decay, sums.before, sums.after[1:], sums.before, sums.after)
             for i in range(n):
-                of_items[i] += left[i] + right[i]
+                of_items[i] += sums.before[i + 1] + sums.after[i]
                 out[place[i]] = 0.5 * inverse * of_items[i]
             if grad_scale != 0:
                 doubles_at(grad_scale, 1, last)[0, r] = 0.5 * inverse * stretch(x, inverse, of_items)

@@ -7,126 +7,133 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cpu.loops import inlined, per_row
+from ..cpu.loops import inlined, per_row, summed
 from ..cpu.maths import LOG
 from .numba_scans import STRETCH
 
 FOLLOWING, BETWEEN = 0.5, 1.0  # first values of points that follow the items (1/2, 3/2, ...) or separate them
+LEAST = 1e-100  # decay in place of smaller ones, so that no quotient of decays is 0 / 0
 
 
-class SomePoints(NamedTuple):
-    """Some consecutive points of a row, one entry each; see :mod:`khot.kernels.order`.
+class Points(NamedTuple):
+    """At most ``STRETCH`` consecutive points of a row, one entry each; see :mod:`khot.kernels.order`.
 
     Attributes:
         excess: d.
-        left, right: The masses A and B of the items on either side, seen from the neighbour there.
-        product: Of both, times the decay across the gap between the neighbours: d^2 + product = (A' + B')^2 / 4, with
-            A' and B' the masses seen from the point.
-        anchor: The item from which the point's offset is measured, and its value.
+        near: The mass on the side of the anchor, which is the neighbour above the point if d > 0: B there, else A.
+        far: The mass on the other side.
+        decay: Across the gap between both.
     """
 
     excess: Any
-    left: Any
-    right: Any
-    product: Any
-    anchor: Any
+    near: Any
+    far: Any
+    decay: Any
 
 
 @per_row
 def room_for_points():
-    return SomePoints(np.empty(STRETCH), np.empty(STRETCH), np.empty(STRETCH), np.empty(STRETCH), np.empty(STRETCH))
+    return Points(np.empty(STRETCH), np.empty(STRETCH), np.empty(STRETCH), np.empty(STRETCH))
 
 
 @per_row
-def find_points(left, right, origin, start, stop, below, at):
-    """The points [start, stop) from the sums over the left and right of each item; returns the items below the last.
+def find_gaps(before, after, origin, gaps):
+    """The gap of each point, or how many items lie at or below it, from the sums of ones before and after the gaps.
 
-    The first point of the row has the value ``origin``.
-
-    ``below`` is the number of items below the previous point. Anchors are item numbers. Items are counted at the first
-    point above them, a loop that processors predict well.
+    The first point has the value ``origin``. Each item is counted at the first point above it, in a loop that
+    processors predict well.
     """
-    n, size, (excesses, lefts, rights, products, anchors) = left.shape[0], stop - start, at
-    excesses[:size] = 0.0
-    for item in range(below, n):
-        first = math.ceil(item + 1.5 - origin + 0.5 * (right[item] - left[item])) - 1
-        if first >= stop:
-            break
-        excesses[max(first - start, 0)] += 1
-    for i in range(size):
-        below += int(excesses[i])
-        excesses[i] = start + i + origin - below
-    for i in range(size):
-        excess = excesses[i]
-        count = int(start + i + origin - excess)
-        lower, upper = max(count - 1, 0), min(count, n - 1)
-        to_lower, to_upper, mass_left, mass_right = right[lower], left[upper], 1 + left[lower], 1 + right[upper]
-        lefts[i], rights[i] = mass_left, mass_right
-        products[i] = mass_right * to_upper if excess > 0 else mass_left * to_lower
-        anchors[i] = upper if excess > 0 else lower
-    return below
+    gaps[:] = 0
+    for i in range(before.shape[0] - 1):
+        first = math.ceil(i + 0.5 - origin + 0.5 * (after[i] - before[i + 1]))
+        if first < gaps.shape[0]:
+            gaps[max(first, 0)] += 1
+    below = 0
+    for j in range(gaps.shape[0]):
+        below += gaps[j]
+        gaps[j] = below
+
+
+@summed
+def look_around(decay, before, after, origin, start, gaps, at):
+    """Describes the points from number ``start``, which lie in these gaps."""
+    excess, near, far, across = at
+    for i in range(gaps.shape[0]):
+        gap = gaps[i]
+        d, a, b = start + i + origin - gap, before[gap], after[gap]
+        excess[i], across[i] = d, max(decay[gap], LEAST)
+        near[i] = b if d > 0 else a
+        far[i] = a if d > 0 else b
 
 
 log = LOG[np.float64]
 
 
 @inlined
-def offset_of(excess, left, right, product):
-    near = right if excess > 0 else left
-    distance = max(log(near / (abs(excess) + math.sqrt(excess * excess + product))), 0.0)
+def _half_both(excess, near, far, decay):
+    """(A' + B') / 2 with the masses seen from the point, where d = (B' - A') / 2."""
+    return math.sqrt(excess * excess + near * far * decay)
+
+
+@inlined
+def offset_of(excess, near, far, decay):
+    distance = max(log(near / (abs(excess) + _half_both(excess, near, far, decay))), 0.0)
     return -distance if excess > 0 else distance
+
+
+@inlined
+def anchor_of(excess, gap):
+    """The item from which the offset of a point is measured."""
+    return gap if excess > 0 else gap - 1
 
 
 @per_row
 def _weigh(g, at):
-    """The weights that each point gives to the items on its left and right, which replace their masses."""
-    excess, left, right, product, _ = at
+    """Replaces the masses with what each point gives to its right and left neighbour, to pass on to items beyond."""
+    excess, near, far, decay = at
     for i in range(g.shape[0]):
-        both = math.sqrt(excess[i] * excess[i] + product[i])
-        larger, half = abs(excess[i]) + both, 0.5 * np.float64(g[i])
-        share, smaller = half / both, product[i] / larger
-        in_middle = excess[i] == 0  # of a gap, across which the masses may have decayed to 0
-        left[i] = (half if in_middle else share * (smaller if excess[i] > 0 else larger)) / left[i]
-        right[i] = (half if in_middle else share * (larger if excess[i] > 0 else smaller)) / right[i]
+        half = _half_both(excess[i], near[i], far[i], decay[i])
+        larger, mass = abs(excess[i]) + half, near[i]
+        part = 0.5 * np.float64(g[i]) / (half * larger * mass)
+        to_near, to_far = part * larger * larger, part * mass * mass * decay[i]
+        near[i], far[i] = (to_near, to_far) if excess[i] > 0 else (to_far, to_near)
 
 
 @per_row
-def _lever(g, at, anchors):
+def _lever(g, gaps, at, anchors):
     """Returns the sum of dL/d point times its offset, and adds dL/d point to the derivative of the anchors."""
-    excess, left, right, product, anchor = at
+    excess, near, far, decay = at
     total = 0.0
     for i in range(g.shape[0]):
-        total += g[i] * offset_of(excess[i], left[i], right[i], product[i])
-        anchors[int(anchor[i])] += g[i]
+        total += g[i] * offset_of(excess[i], near[i], far[i], decay[i])
+        anchors[anchor_of(excess[i], gaps[i])] += g[i]
     return total
 
 
 @per_row
-def pull(left, right, g, origin, at, with_scale, anchors):
-    """Writes what the points give to their neighbours, to be passed on to items on the left and right, in their place.
+def pull(sums, g, origin, gaps, at, with_scale, anchors):
+    """Writes what the points in a gap give to its right and left neighbour, in place of the sums before and after it.
 
     Returns the :func:`_lever`, if requested.
     """
-    n, below, last, lever = left.shape[0], 0, 0, 0.0
-    excess, given_left, given_right, _, _ = at
-    of_lower = to_left = to_right = 0.0  # what the lower neighbour passes on to the right; and what comes in now
+    decay, before, after, _ = sums
+    lever, gap, to_right, to_left = 0.0, 0, 0.0, 0.0
     for start in range(0, g.shape[0], STRETCH):
-        part = g[start : start + STRETCH]
-        last = find_points(left, right, origin, start, start + part.shape[0], last, at)
+        part, here = g[start : start + STRETCH], gaps[start : start + STRETCH]
+        look_around(decay, before, after, origin, start, here, at)
         if with_scale:
-            lever += _lever(part, at, anchors)
+            lever += _lever(part, here, at, anchors)
         _weigh(part, at)
+        last = here[here.shape[0] - 1]
+        kept = before[last], after[last]  # for points of the next stretch in the same gap
+        before[gap:last] = after[gap:last] = 0.0
+        before[gap], after[gap] = to_right, to_left
         for i in range(part.shape[0]):
-            while below < start + i + origin - excess[i]:
-                if below > 0:  # no later point uses the sums of the item below
-                    left[below - 1], right[below - 1] = to_left, of_lower
-                of_lower, to_left, to_right = to_right, 0.0, 0.0
-                below += 1
-            to_left += given_left[i]
-            to_right += given_right[i]
-    if below > 0:
-        left[below - 1], right[below - 1] = to_left, of_lower
-    if below < n:
-        left[below:] = right[below:] = 0.0
-        right[below] = to_right
+            again = 1.0 if here[i] == gap else 0.0
+            gap = here[i]
+            to_right, to_left = at.near[i] + again * to_right, at.far[i] + again * to_left
+            before[gap], after[gap] = to_right, to_left
+        before[last], after[last] = kept
+    before[gap:] = after[gap:] = 0.0
+    before[gap], after[gap] = to_right, to_left
     return lever

@@ -14,23 +14,23 @@ import numpy as np
 from ..cpu.loops import kernel_for_dtype, per_row
 from ..cpu.maths import Real
 from ..cpu.rows import REALS_AT, doubles_at, longs_at
-from .numba_points import FOLLOWING, find_points, offset_of, pull, room_for_points
-from .numba_scans import STRETCH, inverse_scale, scans_for, stretch
+from .numba_points import FOLLOWING, anchor_of, find_gaps, look_around, offset_of, pull, room_for_points
+from .numba_scans import STRETCH, inverse_scale, pulls_of, room_for_sums, stretch, sum_ones, sums_of
 
 
 @kernel_for_dtype
 def rank_loop(real: Real) -> Any:
-    (left, right), reals_at = scans_for("rank", real), REALS_AT[real]
+    reals_at = REALS_AT[real]
 
     def rank(first, last, n, values, order, scale, one_scale, result):
         xs, places, ys = reals_at(values, last, n), longs_at(order, last, n), reals_at(result, last, n)
-        decay, excess = np.empty(STRETCH), np.empty(n)
+        sums = room_for_sums(n)
+        before, after = sums.before, sums.after
         for r in range(first, last):
             x, place, y, inverse = xs[r], places[r], ys[r], inverse_scale(scale, one_scale, r)
-            left(x, x, inverse, decay, excess)
-            right(x, x, inverse, decay, excess)
+            sum_ones(x, inverse, sums)
             for i in range(n):
-                y[place[i]] = (i + 1) + excess[i]
+                y[place[i]] = (i + 1) + 0.5 * (after[i] - before[i + 1])
         return 0
 
     return rank
@@ -38,23 +38,25 @@ def rank_loop(real: Real) -> Any:
 
 @kernel_for_dtype
 def rank_derivative_loop(real: Real) -> Any:
-    (left, right), reals_at = scans_for("pull", real), REALS_AT[real]
+    reals_at = REALS_AT[real]
 
     def rank_derivative(first, last, n, values, order, scale, one_scale, grad, grad_x, grad_scale):
         xs, places = reals_at(values, last, n), longs_at(order, last, n)
         gs, grads = reals_at(grad, last, n), reals_at(grad_x, last, n)
-        decay, sorted_g, flow = np.empty(STRETCH), np.empty(n, real), np.empty(n)
+        sums, sorted_g = room_for_sums(n), np.empty(n, real)
+        decay, before, after, _ = sums
         for r in range(first, last):
             x, place, g, out, inverse = xs[r], places[r], gs[r], grads[r], inverse_scale(scale, one_scale, r)
             for i in range(n):
                 sorted_g[i] = g[place[i]]
-            left(x, sorted_g, inverse, decay, flow)
-            right(x, sorted_g, inverse, decay, flow)
+            sum_ones(x, inverse, sums)
+            pulls_of(x, inverse, decay, sorted_g, sorted_g, before, after)
             factor = 0.25 * inverse
             for i in range(n):
-                out[place[i]] = flow[i] * factor
+                before[i] += after[i + 1]
+                out[place[i]] = before[i] * factor
             if grad_scale != 0:
-                doubles_at(grad_scale, 1, last)[0, r] = factor * stretch(x, inverse, flow)
+                doubles_at(grad_scale, 1, last)[0, r] = factor * stretch(x, inverse, before)
         return 0
 
     return rank_derivative
@@ -62,27 +64,28 @@ def rank_derivative_loop(real: Real) -> Any:
 
 @kernel_for_dtype
 def sort_loop(real: Real) -> Any:
-    (sums_of_left, sums_of_right), reals_at = scans_for("count", real), REALS_AT[real]
+    reals_at = REALS_AT[real]
 
     @per_row
-    def place(x, at, inverse, y):
-        excess, left, right, product, anchor = at
+    def place(x, gaps, at, half_scale, half, y):
+        excess, near, far, decay = at
         for i in range(y.shape[0]):
-            anchor[i] = 0.5 * np.float64(x[int(anchor[i])])
+            half[i] = 0.5 * np.float64(x[anchor_of(excess[i], gaps[i])])
         for i in range(y.shape[0]):
-            y[i] = 2 * (anchor[i] + offset_of(excess[i], left[i], right[i], product[i]) / inverse)
+            y[i] = 2 * (half[i] + offset_of(excess[i], near[i], far[i], decay[i]) * half_scale)
 
     def sort(first, last, n, values, order, scale, one_scale, result):
         xs, ys = reals_at(values, last, n), reals_at(result, last, n)
-        decay, left, right, points = np.empty(STRETCH), np.empty(n), np.empty(n), room_for_points()
+        sums = decay, before, after, _ = room_for_sums(n)
+        gaps, points, half = np.empty(n, np.int32), room_for_points(), np.empty(STRETCH)
         for r in range(first, last):
-            x, y, inverse, below = xs[r], ys[r], inverse_scale(scale, one_scale, r), 0
-            sums_of_left(x, x, inverse, decay, left)
-            sums_of_right(x, x, inverse, decay, right)
+            x, y, inverse = xs[r], ys[r], inverse_scale(scale, one_scale, r)
+            sum_ones(x, inverse, sums)
+            find_gaps(before, after, FOLLOWING, gaps)
             for start in range(0, n, STRETCH):
-                stop = min(start + STRETCH, n)
-                below = find_points(left, right, FOLLOWING, start, stop, below, points)
-                place(x, points, inverse, y[start:stop])
+                here = gaps[start : start + STRETCH]
+                look_around(decay, before, after, FOLLOWING, start, here, points)
+                place(x, here, points, 1 / inverse, half, y[start : start + STRETCH])
         return 0
 
     return sort
@@ -91,27 +94,25 @@ def sort_loop(real: Real) -> Any:
 @kernel_for_dtype
 def sort_derivative_loop(real: Real) -> Any:
     reals_at = REALS_AT[real]
-    (ones_of_left, ones_of_right), (sum_left, sum_right) = scans_for("count", real), scans_for("whole", real)
 
     def sort_derivative(first, last, n, values, order, scale, one_scale, grad, grad_x, grad_scale):
         xs, places = reals_at(values, last, n), longs_at(order, last, n)
         gs, grads = reals_at(grad, last, n), reals_at(grad_x, last, n)
-        decay, left, right, points = np.empty(STRETCH), np.empty(n), np.empty(n), room_for_points()
-        anchors = np.empty(n if grad_scale != 0 else 0)
+        sums = decay, before, after, _ = room_for_sums(n)
+        gaps, points, anchors = np.empty(n, np.int32), room_for_points(), np.empty(n if grad_scale != 0 else 0)
         for r in range(first, last):
-            x, place, out, inverse = xs[r], places[r], grads[r], inverse_scale(scale, one_scale, r)
-            ones_of_left(x, x, inverse, decay, left)
-            ones_of_right(x, x, inverse, decay, right)
+            x, place, g, out, inverse = xs[r], places[r], gs[r], grads[r], inverse_scale(scale, one_scale, r)
+            sum_ones(x, inverse, sums)
+            find_gaps(before, after, FOLLOWING, gaps)
             anchors[:] = 0.0
-            lever = pull(left, right, gs[r], FOLLOWING, points, grad_scale != 0, anchors)
-            sum_left(x, right, inverse, decay, right)
-            sum_right(x, left, inverse, decay, left)
+            lever = pull(sums, g, FOLLOWING, gaps, points, grad_scale != 0, anchors)
+            sums_of(x, inverse, decay, before, after[1:], before, after)
             for i in range(n):
-                out[place[i]] = left[i] + right[i]
+                out[place[i]] = before[i + 1] + after[i]
             if grad_scale != 0:
                 for i in range(n):
-                    left[i] += right[i] - anchors[i]
-                doubles_at(grad_scale, 1, last)[0, r] = lever + stretch(x, inverse, left)
+                    anchors[i] = before[i + 1] + after[i] - anchors[i]
+                doubles_at(grad_scale, 1, last)[0, r] = lever + stretch(x, inverse, anchors)
         return 0
 
     return sort_derivative

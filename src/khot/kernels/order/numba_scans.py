@@ -1,19 +1,23 @@
-"""Sums over the items on the left and on the right of each item of a sorted row, as loops of numba.
+r"""Sums that decay along a sorted row, as loops of numba.
 
-The sums over the left are a recurrence in the decays between neighbours, and those over the right are one from the
-other end. A product of many decays would accumulate rounding errors, so the recurrence restarts every ``STRETCH``
-items, and everything before enters through one decay across the whole stretch.
+Gap c of a row of n items is on the left of item c, and gap n on the right of the last one. With the decay
+:math:`d_c = e^{-h_c}` across gap c, which is 0 for gaps 0 and n, the sums of weights w over the items on either side,
+
+.. math:: a_{c+1} = w_c + d_c a_c, \qquad b_c = w_c + d_{c+1} b_{c+1},
+
+are those of the neighbour on the left of a gap, itself included, and of the one on its right. Both recurrences run at
+once, from the two ends, because each waits for its last product. A product of many decays would accumulate rounding
+errors, so every ``STRETCH`` items they continue from one decay across the whole stretch.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
-import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..cpu.loops import inlined, per_row, specialised
-from ..cpu.maths import EXP, Real
+from ..cpu.maths import FLUSHED_EXP
 from ..cpu.rows import doubles_at
 from .sums import FAR
 
@@ -21,17 +25,21 @@ STRETCH = 128
 
 Compiled = Any  # a function that numba has compiled
 
+_exp = FLUSHED_EXP[np.float64]
 
-@functools.cache
-def scans_for(kind: str, real: Real) -> tuple[Compiled, Compiled]:
-    """Sums over the left, and over the right, of each item of a row, of a kind, a key of ``KINDS``.
 
-    Both are functions ``(x, w, inverse, decay, out)``, for values of this dtype.
-    """
-    with specialised(real.__name__):
-        fill_decays, decay_across = _decays_of(real)
-    with specialised(f"{kind} {real.__name__}"):
-        return _scans(fill_decays, decay_across, *KINDS[kind])
+class Sums(NamedTuple):
+    """Room for one row: decays across its gaps, sums before and after them, and the weights 1 of its items."""
+
+    decay: Any
+    before: Any
+    after: Any
+    ones: Any
+
+
+@per_row
+def room_for_sums(n):
+    return Sums(np.empty(n + 1), np.empty(n + 1), np.empty(n + 1), np.ones(n, np.int8))
 
 
 @inlined
@@ -40,111 +48,79 @@ def inverse_scale(address, one, r):
     return 2 / (one if address == 0 else doubles_at(address, 1, r + 1)[0, r])
 
 
-@functools.cache
-def _decays_of(real: Real) -> tuple[Compiled, Compiled]:
-    exp = EXP[np.float64]
+@inlined
+def _decay_across(near, far, inverse):
+    return _exp((0.5 * np.float64(near) - 0.5 * np.float64(far)) * inverse)  # differences of halves do not overflow
 
-    @inlined
-    def decay_across(near, far, inverse):
-        return exp((0.5 * np.float64(near) - 0.5 * np.float64(far)) * inverse)  # differences of halves do not overflow
+
+@per_row
+def _find_decays(x, inverse, decay):
+    """The decay across each of the n + 1 gaps."""
+    n = x.shape[0]
+    near, far, between = x[: n - 1], x[1:], decay[1:n]
+    decay[0] = decay[n] = 0.0
+    for i in range(between.shape[0]):
+        between[i] = _decay_across(near[i], far[i], inverse)
+
+
+@inlined
+def _sum(old, decay, weight, total):
+    return total
+
+
+@inlined
+def _pull(old, decay, weight, total):
+    return decay * (weight * old - total)
+
+
+def _scan_of(value: Compiled) -> Compiled:
+    """A scan that writes this value of what it overwrites, the decay across a gap, the weight beyond, and the sum."""
 
     @per_row
-    def fill_decays(x, start, stop, inverse, decay):
-        """The decays from the left neighbour of each item in [start, stop)."""
-        near, far = x[start - 1 : stop - 1], x[start:stop]
-        for i in range(far.shape[0]):
-            decay[i] = decay_across(near[i], far[i], inverse)
-
-    return fill_decays, decay_across
-
-
-# The output of a scan: the value made of an item's weight and the sums of ones and of weights over one side of it, and
-# how the values of the left and the right are joined.
-
-
-@inlined
-def _ones(ones, weights, weight):
-    return ones
-
-
-@inlined
-def _with_own(ones, weights, weight):
-    return weight + weights
-
-
-@inlined
-def _against(ones, weights, weight):
-    return weight * ones - weights
-
-
-@inlined
-def _apart(left, right):
-    return right
-
-
-@inlined
-def _added(left, right):
-    return left + right
-
-
-@inlined
-def _halved(left, right):
-    return 0.5 * (right - left)
-
-
-KINDS = {
-    "count": (_ones, _apart),
-    "rank": (_ones, _halved),
-    "pull": (_against, _added),
-    "whole": (_with_own, _apart),  # may overwrite the weights
-}
-
-
-def _scans(fill_decays: Compiled, decay_across: Compiled, value: Compiled, join: Compiled) -> tuple[Compiled, Compiled]:
-    @per_row
-    def left(x, w, inverse, decay, out):
-        n, ones_before, weights_before = x.shape[0], 1.0, np.float64(w[0])  # up to the item before the stretch
-        out[0] = value(0.0, 0.0, w[0])
-        for start in range(1, n, STRETCH):
-            stop = min(start + STRETCH, n)
-            fill_decays(x, start, stop, inverse, decay)
-            across, ones, weights = 1.0, 0.0, 0.0  # of the items of the stretch up to here
-            for i in range(start, stop):
-                d, weight = decay[i - start], np.float64(w[i])
-                across *= d
-                ones *= d
-                weights *= d
-                out[i] = value(ones + across * ones_before, weights + across * weights_before, weight)
-                ones += 1.0
-                weights += weight
-            across = decay_across(x[start - 1], x[stop - 1], inverse)
-            ones_before = ones + across * ones_before
-            weights_before = weights + across * weights_before
+    def scan_stretch(decay, back, w_before, w_back, a, b, before, after_back, across, across_back):
+        own_a, own_b, all_a, all_b = 0.0, 0.0, a, b  # of the items of the stretch, and of those before it, too
+        for i in range(decay.shape[0]):
+            d, e, v, w = decay[i], back[i], np.float64(w_before[i]), np.float64(w_back[i])
+            before[i], after_back[i] = value(before[i], d, v, all_a), value(after_back[i], e, w, all_b)
+            own_a, own_b = v + d * own_a, w + e * own_b
+            all_a, all_b = v + d * all_a, w + e * all_b
+        return own_a + across * a, own_b + across_back * b
 
     @per_row
-    def right(x, w, inverse, decay, out):
-        stop = x.shape[0]
-        ones_after, weights_after = 1.0, np.float64(w[stop - 1])
-        out[stop - 1] = join(out[stop - 1], value(0.0, 0.0, w[stop - 1]))
-        while stop > 1:
-            start = max(stop - STRETCH, 1)
-            fill_decays(x, start, stop, inverse, decay)
-            across, ones, weights = 1.0, 0.0, 0.0
-            for i in range(stop - 2, start - 2, -1):
-                d, weight = decay[i + 1 - start], np.float64(w[i])
-                across *= d
-                ones *= d
-                weights *= d
-                new = value(ones + across * ones_after, weights + across * weights_after, weight)
-                out[i] = join(out[i], new)
-                ones += 1.0
-                weights += weight
-            across = decay_across(x[start - 1], x[stop - 1], inverse)
-            ones_after = ones + across * ones_after
-            weights_after = weights + across * weights_after
-            stop = start
+    def scan(x, inverse, decay, w_before, w_after, before, after):
+        n, a, b = x.shape[0], 1.0, 1.0
+        back, w_back, after_back, across, across_back = decay[::-1], w_after[::-1], after[::-1], 0.0, 0.0
+        for start in range(0, n, STRETCH):
+            here = slice(start, min(start + STRETCH, n))
+            if start > 0:
+                across = _decay_across(x[start - 1], x[here.stop - 1], inverse)
+                across_back = _decay_across(x[n - here.stop], x[n - start], inverse)
+            a, b = scan_stretch(
+                decay[here], back[here], w_before[here], w_back[here],
+                a, b, before[here], after_back[here], across, across_back,
+            )  # fmt: skip
+        before[n], after[0] = a, b
 
-    return left, right
+    return scan
+
+
+# Functions (x, inverse, decay, w_before, w_after, before, after) of weights of the n items. ``sums_of`` writes the sums
+# of ``w_before`` on the left and of ``w_after`` on the right of each of the n + 1 gaps; those beyond the ends, which no
+# decay lets through, are 1. ``pulls_of`` replaces such sums of ones with the sums of e^-|z_i - z_j| (w_i - w_j) over
+# the items j beyond the gap from item i. Weights may be in the place of the results, w_before[i] in that of before[i],
+# and w_after[i] in that of after[i + 1].
+with specialised("sums"):
+    sums_of = _scan_of(_sum)
+with specialised("pulls"):
+    pulls_of = _scan_of(_pull)
+
+
+@per_row
+def sum_ones(x, inverse, sums):
+    """The decays of a row, and the sums of ones."""
+    decay, before, after, ones = sums
+    _find_decays(x, inverse, decay)
+    sums_of(x, inverse, decay, ones, ones, before, after)
 
 
 @per_row
