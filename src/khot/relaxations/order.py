@@ -6,59 +6,15 @@ quantiles. The scale enters only through :math:`z = x/s`, and sums over sorted z
 :mod:`khot.relaxations.laplace`.
 """
 
-import math
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import check_flag, check_scores, check_softness, check_softness_contents
 from khot.kernels import order as kernel
-from khot.kernels.exact.rows import in_rows_of
-from khot.kernels.order.sums import FAR
 
-from .excluded import Filled, filled_below, with_lowest_first
+from .excluded import with_lowest_first
 from .laplace import carried, decayed_sums, positions, slice_weights, soft_count_inverse
-from .order_map import OrderMap
-
-
-class _Sorted(NamedTuple):
-    """The arguments of an :class:`OrderMap`."""
-
-    x: Tensor  # with the axis moved to the end
-    values: Tensor  # sorted, as constants
-    order: Tensor  # their positions in x
-    scale: float | Tensor  # negative for descending order, so that z = x/s still ascends
-
-
-class _Rows(NamedTuple):
-    """The rows to which an order map applies."""
-
-    rows: _Sorted
-    filled: Filled | None  # None if it is known that no entry was excluded
-    dtype: torch.dtype
-
-
-def _sorted(x: Tensor, scale: float | Tensor, descending: bool, dim: int) -> _Rows:
-    """Checks and sorts."""
-    check_scores(x, dim)
-    if dim != -1:
-        x = x.movedim(dim, -1)
-    check_softness("scale", scale, x, x.shape[:-1])
-    check_flag("descending", descending)
-    dtype, filled = x.dtype, None
-    looks = looks_at_contents(x) or x.numel() == 0
-    if looks:
-        values, order = kernel.sorted_rows(x, descending)
-    if not looks or _has_excluded(values, scale):
-        filled = filled_below(x, 4 * FAR * (in_rows_of(x, scale).unsqueeze(-1) if isinstance(scale, Tensor) else scale))
-        x = filled.x
-        values, order = kernel.sorted_rows(x, descending)
-    if descending:
-        scale = -scale.double() if isinstance(scale, Tensor) else -scale
-    return _Rows(_Sorted(x, values, order, scale), filled, dtype)
+from .order_map import OrderMap, sorted_scores
 
 
 def _halves(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -67,23 +23,6 @@ def _halves(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(scale, Tensor):
         return half, (scale.to(values.device, torch.float64) * 0.5).expand(values.shape[:-1]).unsqueeze(-1)
     return half, torch.full((*values.shape[:-1], 1), 0.5 * scale, dtype=torch.float64, device=values.device)
-
-
-def _has_excluded(ordered: Tensor, scale: float | Tensor) -> bool:
-    """Whether entries are -inf. Checks the contents."""
-    if ordered.numel() == 0:
-        return False
-    if isinstance(scale, Tensor) and looks_at_contents(scale):
-        check_softness_contents("scale", scale, ordered.dtype)
-    ordered = ordered.detach()
-    widths = ordered.select(-1, 0) - ordered.select(-1, -1)  # NaN is sorted last, or first
-    if math.isfinite(widths.sum().item()):  # may also fail if entries are so far apart that this overflows
-        return False
-    ends = ordered[..., [0, -1]]
-    wrong = ends[~(ends < torch.inf)]
-    if wrong.numel():
-        raise ValueError(f"`x` must be finite or -inf for soft ranks and sorting, but contains {wrong[0].item()}")
-    return bool((ends == -torch.inf).any())
 
 
 def _rank(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
@@ -147,8 +86,8 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         >>> soft_rank(torch.tensor([0.0, 3.0, 1.0]), scale=0.1)
         tensor([1.0000, 3.0000, 2.0000])
     """
-    rows, _, dtype = _sorted(x, scale, descending, dim)
-    y = _RANK(*rows).to(dtype)
+    rows, _ = sorted_scores(x, scale, descending, dim)
+    y = _RANK(*rows).to(x.dtype)
     return y if dim == -1 else y.movedim(-1, dim)
 
 
@@ -183,8 +122,8 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         >>> soft_sort(torch.tensor([0.0, 3.0, 1.0]), scale=0.5)
         tensor([-0.0646,  1.0534,  3.0103])
     """
-    rows, filled, dtype = _sorted(x, scale, descending, dim)
-    y = _SORT(*rows).to(dtype)
+    rows, filled = sorted_scores(x, scale, descending, dim)
+    y = _SORT(*rows).to(x.dtype)
     if filled is not None:
         y = with_lowest_first(y, filled.number, descending)
     return y if dim == -1 else y.movedim(-1, dim)
@@ -227,5 +166,5 @@ def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = 
                 [0., 0., 1.],
                 [0., 1., 0.]])
     """
-    rows, _, dtype = _sorted(x, scale, descending, dim)
-    return _PERMUTATION(*rows).to(dtype)
+    rows, _ = sorted_scores(x, scale, descending, dim)
+    return _PERMUTATION(*rows).to(x.dtype)

@@ -1,22 +1,76 @@
-"""The order maps in eager mode: after the sort, one function for the forward pass and one for the backward pass.
+"""The order maps in eager mode: a sort, then one function for the forward pass and one for the backward pass.
 
-These are loops in numba on a CPU, which keep a few numbers per item where a chain of differentiable operations keeps
-dozens. Other devices, compiled graphs, function transforms, forward mode and derivatives of higher order use the
-operations of :mod:`khot.relaxations.laplace` instead, as does an environment without numba.
+The functions are loops in numba on a CPU, which keep a few numbers per item where a chain of differentiable operations
+keeps dozens. Other devices, compiled graphs, function transforms, forward mode and derivatives of higher order use such
+operations instead, as does an environment without numba.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._contents import looks_at_contents
 from khot._torch_internals import no_view
+from khot._validation import check_flag, check_scores, check_softness, check_softness_contents
 from khot.kernels.call import is_first_derivative, is_plain
-from khot.kernels.order import RowMap
+from khot.kernels.exact.rows import in_rows_of
+from khot.kernels.order import RowMap, sorted_rows
+from khot.kernels.order.sums import FAR
 from khot.kernels.registry import Operation
+
+from .excluded import Filled, filled_below
+
+
+class _Sorted(NamedTuple):
+    """The arguments of an :class:`OrderMap`."""
+
+    x: Tensor  # with the axis moved to the end
+    values: Tensor  # sorted, as constants
+    order: Tensor  # their positions in x
+    scale: float | Tensor  # negative for descending order, so that z = x/s still ascends
+
+
+def sorted_scores(
+    x: Tensor, scale: float | Tensor, descending: bool, dim: int, name: str = "scale"
+) -> tuple[_Sorted, Filled | None]:
+    """Checked and sorted scores, filled if some may have been -inf; the softness has this ``name``."""
+    check_scores(x, dim)
+    if dim != -1:
+        x = x.movedim(dim, -1)
+    check_softness(name, scale, x, x.shape[:-1])
+    check_flag("descending", descending)
+    filled, looks = None, looks_at_contents(x) or x.numel() == 0
+    if looks:
+        values, order = sorted_rows(x, descending)
+    if not looks or has_excluded(values, scale, name):
+        apart = 4 * max(FAR, x.shape[-1])  # in scales: neither densities nor blocks of ranks reach so far
+        filled = filled_below(x, apart * (in_rows_of(x, scale).unsqueeze(-1) if isinstance(scale, Tensor) else scale))
+        x = filled.x
+        values, order = sorted_rows(x, descending)
+    if descending:
+        scale = -scale.double() if isinstance(scale, Tensor) else -scale
+    return _Sorted(x, values, order, scale), filled
+
+
+def has_excluded(ordered: Tensor, scale: float | Tensor, name: str) -> bool:
+    """Whether entries are -inf. Checks the contents."""
+    if ordered.numel() == 0:
+        return False
+    if isinstance(scale, Tensor) and looks_at_contents(scale):
+        check_softness_contents(name, scale, ordered.dtype)
+    widths = ordered.select(-1, 0) - ordered.select(-1, -1)  # NaN is sorted last, or first
+    if math.isfinite(widths.sum().item()):  # may also fail if entries are so far apart that this overflows
+        return False
+    ends = ordered[..., [0, -1]]
+    wrong = ends[~(ends < torch.inf)]
+    if wrong.numel():
+        raise ValueError(f"`x` must be finite or -inf, but contains {wrong[0].item()}")
+    return bool((ends == -torch.inf).any())
 
 
 @dataclass(frozen=True)  # as a constant tuple, Dynamo of torch 2.6 would have to write down its contents

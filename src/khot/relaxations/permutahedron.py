@@ -3,13 +3,16 @@
 import torch
 from torch import Tensor
 
+from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
 from khot._validation import check_scores, check_softness, check_strided
+from khot.kernels import order as kernel
 from khot.kernels.isotonic.exact import block_sums
 from khot.kernels.order import sorted_rows
 
 from .excluded import filled_below, may_have_excluded, with_lowest_first
 from .isotonic import column, of_pooled, solve_blocks
+from .order_map import OrderMap, has_excluded, sorted_scores
 from .sparse import check_exponent
 
 
@@ -76,7 +79,12 @@ def _root(w: Tensor, p: float) -> Tensor:
 def _project(x: Tensor, w: Tensor, strength: Tensor, names: str, p: float = 2.0) -> Tensor:
     """The projection for w in descending order."""
     order = sorted_rows(x, descending=True)[1]
-    s = x.gather(-1, order)
+    y = _project_sorted(x.gather(-1, order).double(), w, strength, names, p)
+    return torch.zeros_like(y).scatter(-1, order, y)
+
+
+def _project_sorted(s: Tensor, w: Tensor, strength: Tensor, names: str, p: float = 2.0) -> Tensor:
+    """The projection of s for s and w in descending order."""
     middle = (s[..., :1] / 2 + s[..., -1:] / 2).detach()  # a shift that leaves the result the same but keeps its digits
     s = s - middle.nan_to_num(0.0, 0.0, 0.0)
     v, blocks = solve_blocks(s, w, strength, names, p)
@@ -87,7 +95,27 @@ def _project(x: Tensor, w: Tensor, strength: Tensor, names: str, p: float = 2.0)
     y = s / strength + block_sums(w, blocks) / size
     if p != 2:
         y = torch.where(size == 1, w, of_pooled(s, w, strength, p, v - mean.detach(), blocks))
-    return torch.zeros_like(y).scatter(-1, order, y)
+    return y
+
+
+def _rank(values: Tensor, order: Tensor, strength: float | Tensor) -> Tensor:
+    s = values.double().flip(-1)
+    y = _project_sorted(s, _places(s), column(strength, s), "x,places").flip(-1)
+    return torch.zeros_like(y).scatter(-1, order, y).to(values.dtype)
+
+
+def _sort(values: Tensor, order: Tensor, strength: float | Tensor) -> Tensor:
+    w = values.double().flip(-1)
+    return _project_sorted(_places(w), w, column(strength, w), "places,x").flip(-1).to(values.dtype)
+
+
+def _places(x: Tensor) -> Tensor:
+    """n, ..., 1 for each row (..., n) of x."""
+    return torch.arange(x.shape[-1], 0, -1, dtype=x.dtype, device=x.device).expand(x.shape)
+
+
+_RANK = OrderMap(_rank, kernel.permutahedron_rank)
+_SORT = OrderMap(_sort, kernel.permutahedron_sort)
 
 
 def _check_weights(w: Tensor, x: Tensor, dim: int) -> None:
@@ -132,9 +160,8 @@ def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, *, dim: int = 
         >>> permutahedron_rank(torch.tensor([0.0, 3.0, 1.0]))
         tensor([1., 3., 2.])
     """
-    check_scores(x, dim)
-    ranks = torch.arange(1, x.shape[dim] + 1, dtype=torch.float64, device=x.device)
-    return permutahedron_projection(x, ranks, strength, dim=dim)
+    rows, _ = sorted_scores(x, strength, False, dim, "strength")
+    return _RANK(*rows).to(x.dtype).movedim(-1, dim)
 
 
 @of_rows
@@ -168,15 +195,13 @@ def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, *, dim: int = 
         tensor([0., 1., 3.])
     """
     check_scores(x, dim)
-    items = x.movedim(dim, -1)
+    items, count = x.movedim(dim, -1), None
     check_softness("strength", strength, items, items.shape[:-1])
-    places = torch.arange(1, items.shape[-1] + 1, dtype=torch.float64, device=x.device).expand(items.shape)
-    w, count = items.double().sort(-1, descending=True).values, None
-    if may_have_excluded(items):
-        is_excluded = w == -torch.inf
-        count = is_excluded.sum(-1, keepdim=True)
+    values, order = sorted_rows(items)
+    if not looks_at_contents(items) or has_excluded(values, strength, "strength"):
+        count = (values == -torch.inf).sum(-1, keepdim=True)
         # They then pool neither with each other nor with the other entries.
-        highest = w[..., :1].detach().nan_to_num(neginf=0.0)
-        w = torch.where(is_excluded, highest, w)
-    y = _project(places, w, column(strength, items), "places,x").to(x.dtype)
+        highest = values[..., -1:].nan_to_num(neginf=0.0)
+        values, items = (torch.where(v == -torch.inf, highest, v) for v in (values, items))
+    y = _SORT(items, values, order, strength)
     return (y if count is None else with_lowest_first(y, count)).movedim(-1, dim)

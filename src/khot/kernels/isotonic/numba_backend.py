@@ -42,7 +42,8 @@ def _loop(real: Real) -> Any:
         constants, slopes, odd = np.empty(n), np.empty(n), 0
         for r in range(first, last):
             strength_here = strengths[r]
-            count, in_range = _pool(targets[r], weights[r], strength_here, magnitude, constants, slopes, numbers[r])
+            in_range = _prepare(targets[r], weights[r], strength_here, magnitude, constants, slopes)
+            count = pool(constants, slopes, numbers[r])
             odd += not (in_range and tiny <= strength_here < np.inf)
             _spread(constants, slopes, count, values[r], numbers[r])
         return odd
@@ -51,18 +52,24 @@ def _loop(real: Real) -> Any:
 
 
 @per_row
-def _pool(s, w, strength, magnitude, constants, slopes, starts):
-    """Returns the number of blocks, and whether contents are in range; writes the start and the sums of each block.
-
-    lambda h'(v) of an item is its slope times v minus its constant.
-    """
-    count, in_range, before = 0, True, 0.0  # `before` is the mean of the last block
+def _prepare(s, w, strength, magnitude, constants, slopes):
+    """Writes lambda h'(v) of each item as its slope times v minus its constant; returns whether all are in range."""
+    in_range = True
     for i in range(s.shape[0]):
         target, weight = np.float64(s[i]), np.float64(w[i])
-        constant = target if magnitude else target - strength * weight
-        slope = 1 + strength * weight if magnitude else 1.0
-        in_range = in_range and math.isfinite(constant) and math.isfinite(slope) and slope >= 1
-        mean, start = constant / slope, i
+        constants[i] = constant = target if magnitude else target - strength * weight
+        slopes[i] = slope = 1 + strength * weight if magnitude else 1.0
+        in_range &= math.isfinite(constant) and 1 <= slope < np.inf
+    return in_range
+
+
+@per_row
+def pool(constants, slopes, starts):
+    """Replaces the sums of items by those of the blocks of the solution; returns how many, and writes their starts."""
+    count, before = 0, 0.0  # `before` is the mean of the last block
+    for i in range(constants.shape[0]):
+        constant, slope, start = constants[i], slopes[i], i
+        mean = constant / slope
         while count > 0 and before < mean:
             count -= 1
             constant += constants[count]
@@ -72,7 +79,7 @@ def _pool(s, w, strength, magnitude, constants, slopes, starts):
                 before = constants[count - 1] / slopes[count - 1]
         constants[count], slopes[count], starts[count], before = constant, slope, start, mean
         count += 1
-    return count, in_range
+    return count
 
 
 @per_row
@@ -80,7 +87,7 @@ def _spread(constants, slopes, count, v, blocks):
     """Writes the value and number of each item's block; the starts of the blocks are passed in place of the numbers."""
     stop = v.shape[0]
     for block in range(count - 1, -1, -1):  # block b starts at b or later, and overwrites no start before its own
-        start = blocks[block]
-        v[start:stop] = constants[block] / slopes[block]
-        blocks[start:stop] = block
+        start, value = blocks[block], constants[block] / slopes[block]
+        for i in range(start, stop):
+            v[i], blocks[i] = value, block
         stop = start

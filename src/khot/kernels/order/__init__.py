@@ -44,6 +44,8 @@ __all__ = [
     "Points",
     "RowMap",
     "decayed_sums",
+    "permutahedron_rank",
+    "permutahedron_sort",
     "slice_weights",
     "slice_weights_derivative",
     "soft_count_inverse",
@@ -101,10 +103,13 @@ _sort_rows.backend(
 
 
 def sorted_rows(x: Tensor, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """Sorted values and their positions along the last axis, as of ``torch.sort``: constants; ties in their order."""
+    """Sorted values and their positions along the last axis, as constants. On a CPU, ties stay in their order."""
     x = x.detach()
-    sort = _sort_rows.find(x, x.numel() >= FEW) if is_plain(x) else None
-    found = sort(x, descending) if sort else x.sort(-1, descending=descending)
+    if is_plain(x) and x.is_cpu:
+        sort = _sort_rows.find(x, x.numel() >= FEW)
+        found = sort(x, descending) if sort else x.sort(dim=-1, descending=descending, stable=True)
+    else:
+        found = x.sort(-1, descending=descending)
     return found[0], found[1]
 
 
@@ -112,5 +117,7 @@ def sorted_rows(x: Tensor, descending: bool = False) -> tuple[Tensor, Tensor]:
 soft_rank = Operation(__name__, "SOFT_RANK")
 soft_sort = Operation(__name__, "SOFT_SORT")
 soft_permutation = Operation(__name__, "SOFT_PERMUTATION")
-for _map in (soft_rank, soft_sort, soft_permutation):
+permutahedron_rank = Operation(__name__, "PERMUTAHEDRON_RANK")
+permutahedron_sort = Operation(__name__, "PERMUTAHEDRON_SORT")
+for _map in (soft_rank, soft_sort, soft_permutation, permutahedron_rank, permutahedron_sort):
     _map.backend("numba", module=".numba_maps")

@@ -43,9 +43,15 @@ def room_for_sums(n):
 
 
 @inlined
+def scale_of(address, one, r):
+    """The scale of a row: an entry of an array, or one number if its address is 0."""
+    return one if address == 0 else doubles_at(address, 1, r + 1)[0, r]
+
+
+@inlined
 def inverse_scale(address, one, r):
-    """1 / scale for halves of items; the scale is an entry of an array, or one number if its address is 0."""
-    return 2 / (one if address == 0 else doubles_at(address, 1, r + 1)[0, r])
+    """1 / scale for halves of items."""
+    return 2 / scale_of(address, one, r)
 
 
 @inlined
