@@ -183,3 +183,26 @@ def scatter(x, finite, ends, y):
         is_finite, value = abs(x[i]) < np.inf, y[max(place, 0)]
         y[i] = value if is_finite else ends[1] if x[i] > 0 else ends[0]
         place -= is_finite
+
+
+@per_row
+def pool(constants, slopes, starts):
+    """Pools items until quotients of sums descend; returns the number of blocks, and writes their sums and starts.
+
+    Blocks whose quotients are in order are kept on a stack. The next item becomes a block; as long as the block below
+    it has a smaller quotient, the two are merged.
+    """
+    count, before = 0, 0.0  # `before` is the quotient of the last block
+    for i in range(constants.shape[0]):
+        constant, slope, start = constants[i], slopes[i], i
+        mean = constant / slope
+        while count > 0 and before < mean:
+            count -= 1
+            constant += constants[count]
+            slope += slopes[count]
+            mean, start = constant / slope, starts[count]
+            if count > 0:
+                before = constants[count - 1] / slopes[count - 1]
+        constants[count], slopes[count], starts[count], before = constant, slope, start, mean
+        count += 1
+    return count

@@ -1,8 +1,4 @@
-"""Isotonic regression of rows by the stack algorithm (PAV) on a CPU, for p = 2.
-
-Blocks whose means are in order are kept on a stack. The next item becomes a block; as long as the block below it on the
-stack has a smaller mean, the two are merged.
-"""
+"""Isotonic regression of rows by the stack algorithm (PAV) on a CPU, for p = 2."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -15,7 +11,7 @@ from torch import Tensor
 
 from ..cpu.loops import kernel_for_dtype, over_rows, per_row
 from ..cpu.maths import Real
-from ..cpu.rows import REALS_AT, doubles_at, longs_at
+from ..cpu.rows import REALS_AT, doubles_at, longs_at, pool
 from .exact import check_contents
 
 
@@ -61,25 +57,6 @@ def _prepare(s, w, strength, magnitude, constants, slopes):
         slopes[i] = slope = 1 + strength * weight if magnitude else 1.0
         in_range &= math.isfinite(constant) and 1 <= slope < np.inf
     return in_range
-
-
-@per_row
-def pool(constants, slopes, starts):
-    """Replaces the sums of items by those of the blocks of the solution; returns how many, and writes their starts."""
-    count, before = 0, 0.0  # `before` is the mean of the last block
-    for i in range(constants.shape[0]):
-        constant, slope, start = constants[i], slopes[i], i
-        mean = constant / slope
-        while count > 0 and before < mean:
-            count -= 1
-            constant += constants[count]
-            slope += slopes[count]
-            mean, start = constant / slope, starts[count]
-            if count > 0:
-                before = constants[count - 1] / slopes[count - 1]
-        constants[count], slopes[count], starts[count], before = constant, slope, start, mean
-        count += 1
-    return count
 
 
 @per_row

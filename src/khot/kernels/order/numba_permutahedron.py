@@ -14,8 +14,7 @@ import numpy as np
 
 from ..cpu.loops import kernel_for_dtype, per_row
 from ..cpu.maths import Real
-from ..cpu.rows import REALS_AT, doubles_at, longs_at, total_of
-from ..isotonic.numba_backend import pool
+from ..cpu.rows import REALS_AT, doubles_at, longs_at, pool, total_of
 from .numba_scans import scale_of
 
 
