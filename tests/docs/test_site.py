@@ -1,6 +1,7 @@
 """The site, as far as it needs no Sphinx: generated pages in step with the code, and the tools that make them."""
 
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -178,6 +179,23 @@ def test_every_script_has_its_line_and_a_small_picture(folder):
         if "matplotlib" in script.read_text(encoding="utf-8"):
             assert f'src="pictures/{script.stem}.png"' in line
     assert all(picture.stat().st_size <= 30_000 for picture in path.glob("pictures/*"))
+
+
+def test_entries_import_what_their_examples_use(monkeypatch):
+    pytest.importorskip("sphinx", reason="Sphinx is not installed")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    monkeypatch.syspath_prepend(DOCS / "_extensions")
+    entries = load("entries")
+    public = {name for _, name in PUBLIC}
+    assert {name for group in entries.GROUPS for name in group.split()} | entries.pictures.FIGURES.keys() <= public
+    for package, name in PUBLIC:
+        thing = getattr(MODULES[package], name)
+        entries.arranged(name, thing.__module__, inspect.getdoc(thing).splitlines())  # KeyError: a name without origin
+    lines = ["What.", "", "Law.", "", "Example:", "    >>> torch.ones(TopK(2).k)", "    tensor([1., 1.])"]
+    assert [line for line in entries.arranged("Anneal", "khot.nn", lines) if line and "image" not in line][2:] == [
+        *(".. rubric:: Example", ">>> import torch", ">>> from khot.nn import TopK", ">>> torch.ones(TopK(2).k)"),
+        *("tensor([1., 1.])", "Law.", ".. rubric:: See also", ":obj:`~khot.TopK`, :obj:`~khot.TopKMask`"),
+    ]
 
 
 def test_recommended_members_and_search_words_are_public():
