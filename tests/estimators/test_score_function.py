@@ -130,6 +130,8 @@ def test_moving_average_remembers():
         seen.append(loss_value)
         weights = torch.tensor([0.9 ** (len(seen) - 1 - i) for i in range(len(seen))])
         torch.testing.assert_close(baseline(design), (weights * torch.tensor(seen)).sum() / weights.sum())
+    with pytest.raises(ValueError, match="keys \\['logits'\\]"):
+        baseline.load_state_dict({"logits": torch.zeros(4)})
     before = baseline.mean.clone()
     score_function(ConditionalPoisson(logits=torch.zeros(0, 4), k=2), lambda x: x.sum(-1), baseline=baseline)
     assert torch.equal(baseline.mean, before)  # no losses, nothing to remember

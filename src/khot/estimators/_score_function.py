@@ -60,6 +60,8 @@ class MovingAverage:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resumes with the mean and the decay of another object."""
+        if set(state_dict) != set(self.state_dict()):
+            raise ValueError(f"`state_dict` must be that of a MovingAverage, but has the keys {sorted(state_dict)}")
         self.mean, self._weight, self.decay = (state_dict[name] for name in ("mean", "weight", "decay"))
 
     def update(self, losses: Tensor) -> None:
