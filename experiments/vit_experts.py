@@ -1,4 +1,4 @@
-"""Expert choice in a small vision transformer: each of 32 experts takes 28 of about 400 image patches, hard or relaxed.
+"""Routers in a small vision transformer: 32 experts that take 28 of about 400 patches each, or patches that take two.
 
     python experiments/vit_experts.py                                        scikit-learn's digits
     python experiments/vit_experts.py --data mnist --data-dir DIR            MNIST, where you have its files
@@ -15,6 +15,11 @@ The rows differ in the mask: hard, so that the router learns only through the so
 relaxed one; or relaxed. "No router" has a perceptron of one expert's width for all tokens. Every expert takes the same
 number of tokens by definition, or a sum of 28 of relaxed weights. How evenly they are used is told by the largest share
 of an expert in the products of mask and softmax, in multiples of the mean, and by the tokens that no expert takes.
+
+In three more rows every token takes two experts, by `TokenChoice`: with softmax scores; with these and 0.01 times the
+balance loss of Switch transformers; and as in DeepSeek-V3, with sigmoid scores and a bias that `update_bias` moves by
+0.001 in every step towards equal loads. What remains uneven is told by the largest load, the number of tokens of an
+expert in multiples of the mean.
 
 What differs from the paper besides the data and the size: the mask is exact, where the paper stops Dykstra's algorithm
 after ten iterations; all rows train from the start.
@@ -43,26 +48,32 @@ from torch.nn.functional import cross_entropy, unfold
 from common import Table, experiment_parser, minibatches, parse, save_figure
 from image_data import Labelled, load_split
 from khot import lapsum_topk, sparse_topk
-from khot.nn import ExpertChoice
+from khot.nn import ExpertChoice, TokenChoice
 from runs import Fitted, Result, Run, add_run_arguments, run_grid
 
 CLASSES, WIDTH, HEADS, HIDDEN = 10, 32, 4, 16
-EXPERTS, CAPACITY = 32, 28
+EXPERTS, CAPACITY, CHOSEN = 32, 28, 2
+BALANCE_WEIGHT = 0.01
 BATCH_GROUPS, LEARNING_RATE = 2, 3e-3
 SOFTNESS = 0.3
 NONE, HARD, STRAIGHT = "no router", "hard top-k", "hard top-k, straight-through"
 SPARSE, SMOOTH, LAPSUM = "sparse top-k, p = 2", "sparse top-k, p = 4/3", "LapSum top-k"
+TOKENS, BALANCED, BIASED = "token choice", "token choice, balance loss", "token choice, sigmoid and bias"
 ACCURACY, HARD_ACCURACY = "accuracy, %", "accuracy with hard masks, %"
 RUN, DROPPED, LARGEST = "experts per token", "tokens without expert, %", "largest share of an expert"
-ROUTING = (HARD_ACCURACY, RUN, DROPPED, LARGEST)
+LOAD = "largest load of an expert"
+ROUTING = (HARD_ACCURACY, RUN, DROPPED, LARGEST, LOAD)
 
 relaxed = partial(ExpertChoice, CAPACITY, softness=SOFTNESS)
-ROUTERS: dict[str, Callable[[], ExpertChoice]] = {
+ROUTERS: dict[str, Callable[[], ExpertChoice | TokenChoice]] = {
     HARD: partial(ExpertChoice, CAPACITY),
     STRAIGHT: partial(relaxed, relaxation=sparse_topk, straight_through=True),
     SPARSE: partial(relaxed, relaxation=sparse_topk),
     SMOOTH: partial(relaxed, relaxation=partial(sparse_topk, p=4 / 3)),
     LAPSUM: partial(relaxed, relaxation=lapsum_topk),
+    TOKENS: partial(TokenChoice, CHOSEN),
+    BALANCED: partial(TokenChoice, CHOSEN),
+    BIASED: partial(TokenChoice, CHOSEN, scores="sigmoid", bias=EXPERTS),
 }
 ROWS = (NONE, *ROUTERS)
 
@@ -92,17 +103,19 @@ class Experts(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A router, and experts that choose among the tokens of a group, (groups, tokens, WIDTH); without a router, one."""
+    """A router and experts for the tokens of a group, (groups, tokens, WIDTH); without a router, one expert."""
 
-    def __init__(self, choice: ExpertChoice | None) -> None:
+    def __init__(self, choice: ExpertChoice | TokenChoice | None) -> None:
         super().__init__()
         self.experts = Experts(EXPERTS if choice else 1)
         self.router = nn.Linear(WIDTH, EXPERTS) if choice else None
         self.choice = choice
 
     def weights(self, tokens: Tensor) -> Tensor:
-        """Mask times softmax, (groups, tokens, EXPERTS)."""
+        """Mask times softmax, or the weights of a token's choice, (groups, tokens, EXPERTS)."""
         scores = self.router(tokens)
+        if isinstance(self.choice, TokenChoice):
+            return self.choice(scores)
         return self.choice.mask(scores) * scores.softmax(-1)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -128,7 +141,7 @@ class Attention(nn.Module):
 class VisionTransformer(nn.Module):
     """Two blocks of attention and perceptron; the perceptron of the second is a mixture of experts."""
 
-    def __init__(self, patches: Patches, images: Tensor, choice: ExpertChoice | None) -> None:
+    def __init__(self, patches: Patches, images: Tensor, choice: ExpertChoice | TokenChoice | None) -> None:
         super().__init__()
         self.patches = patches
         tokens = images.shape[-2] // patches.side * (images.shape[-1] // patches.side)
@@ -164,11 +177,17 @@ def train(run: Run, model: VisionTransformer, data: Labelled, validation: Labell
     size = min(BATCH_GROUPS * model.patches.group, whole(model, data))
 
     def train_epoch(epoch: int) -> None:
+        model.train()
         for images, labels in minibatches(size, *data):
             loss = cross_entropy(model(images), labels)
+            if run.row == BALANCED:
+                loss = loss + BALANCE_WEIGHT * model.mixture.choice.balance_loss()
             optimizer.zero_grad()
             loss.backward()
+            if run.row == BIASED:
+                model.mixture.choice.update_bias()
             optimizer.step()
+        model.eval()
 
     return run.fit(model, optimizer, train_epoch, lambda: -accuracy(model, validation), epochs, patience=None)
 
@@ -194,9 +213,13 @@ def score(model: VisionTransformer, data: Labelled) -> dict[str, float]:
         return scores
     weights = routed(model, data)
     share = weights.sum(0) / weights.sum()
-    relaxed_choice, model.mixture.choice = model.mixture.choice, ExpertChoice(CAPACITY)
+    choice, hard = model.mixture.choice, ExpertChoice(CAPACITY)
+    if isinstance(choice, ExpertChoice):
+        model.mixture.choice = hard
     scores[HARD_ACCURACY] = accuracy(model, data)
-    model.mixture.choice = relaxed_choice
+    model.mixture.choice = choice
+    load = (weights > 0).sum(0)
+    scores[LOAD] = (EXPERTS * load.max() / load.sum()).item()
     scores[RUN] = (weights > 0).sum(-1).float().mean().item()
     scores[DROPPED] = 100 * (weights == 0).all(-1).float().mean().item()
     scores[LARGEST] = (EXPERTS * share.max()).item()
@@ -205,7 +228,7 @@ def score(model: VisionTransformer, data: Labelled) -> dict[str, float]:
 
 @torch.no_grad()
 def routed(model: VisionTransformer, data: Labelled) -> Tensor:
-    """Mask times softmax of all tokens, (tokens, EXPERTS)."""
+    """The weights of all tokens, (tokens, EXPERTS)."""
     batches = data.images[: whole(model, data)].split(BATCH_GROUPS * model.patches.group)
     tokens = [model.grouped(model.to_mixture(images)) for images in batches]
     return torch.cat([model.mixture.weights(group).flatten(0, 1) for group in tokens])
@@ -255,7 +278,7 @@ def main(arguments: list[str] | None = None) -> Table:
     parser.add_argument("--epochs", type=int, default=25, help="of training (default: %(default)s)")
     args = parse(parser, arguments, smoke={"seeds": 2, "epochs": 1})
     digits = ".1f" if args.data == "digits" else ".2f"
-    columns = {ACCURACY: digits, HARD_ACCURACY: digits, RUN: ".2f", DROPPED: ".1f", LARGEST: ".2f"}
+    columns = {ACCURACY: digits, HARD_ACCURACY: digits, RUN: ".2f", DROPPED: ".1f", LARGEST: ".2f", LOAD: ".2f"}
     patches = PATCHES[args.data]
     title = f"{EXPERTS} experts that take {CAPACITY} patches each, of {patches.group} images, {args.data}"
     table = Table(title, columns, HARD, compared=(ACCURACY, HARD_ACCURACY))
@@ -264,6 +287,10 @@ def main(arguments: list[str] | None = None) -> Table:
     table.find("sparse top-k, p = 2, beats hard top-k (Sander et al.)", SPARSE, HARD)
     table.find("sparse top-k, p = 2, beats straight-through", SPARSE, STRAIGHT)
     table.find("sparse top-k, p = 2, drops fewer tokens than hard top-k", SPARSE, HARD, DROPPED, lower=True)
+    table.find("a balance loss makes the largest load smaller", BALANCED, TOKENS, LOAD, lower=True)
+    table.find("a bias makes the largest load smaller", BIASED, TOKENS, LOAD, lower=True)
+    table.find("a bias is as accurate as a balance loss (DeepSeek-AI)", BIASED, BALANCED, margin=0.5)
+    table.find("expert choice, sparse top-k, p = 2, beats token choice with a bias", SPARSE, BIASED)
     table.save(args, "vit_experts")
     save_figure(draw_figure(table, results), args, "vit_experts")
     return table
