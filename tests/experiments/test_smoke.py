@@ -23,6 +23,7 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PERCENT = (  # scores in [0, 100]
     "custom_loop",
     "feature_selection",
+    "indexer",
     "knn",
     "knn_as_published",
     "permutation",
