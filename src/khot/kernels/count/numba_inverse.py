@@ -28,7 +28,7 @@ from torch import Tensor
 from ..cpu.lanes import LANES, at, every, if_positive, put
 from ..cpu.loops import inlined, kernel, over_rows, per_row, summed
 from ..cpu.maths import EXP, LOG
-from . import TABLE
+from . import TABLE_OF_INVERSE
 from .numba_table import climb, counts_zeros, descend, empty_block, lanes_of, row_of, weigh, weigh_sizes, widest_of
 
 FARTHEST = 575.0  # e^-575 is 1e-250, as in laws.inverse: log-odds beyond this are infinite
@@ -328,7 +328,7 @@ def inclusion_inverse(log_odds: Tensor, low: Tensor, high: Tensor, goal: float) 
         *log_odds.new_ones(2, rows),
     )
     width = min(int(high.max()), n - int(low.min()))
-    if n * width <= TABLE:
+    if n * width <= TABLE_OF_INVERSE:
         given = (x.contiguous().numpy() for x in (log_odds, low, high))
         blocks = -(-rows // LANES)
         arguments = *given, goal, *(x.numpy() for x in (logits, tilts, errors))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..cpu.lanes import LANES, at, every, if_positive, put
 from ..cpu.loops import kernel, over_rows, per_row
-from . import TABLE
+from . import TABLE_OF_INVERSE
 from .numba_table import bend, descend, empty_block, is_sound, lanes_of, row_of, tabulate, weigh_sizes, widest_of
 
 CG_STEPS = 100  # 3 to 10 are usual
@@ -183,7 +183,7 @@ def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float, r
     """
     (rows, n), width = logits.shape, min(int(k.max()), logits.shape[-1] - int(k.min()))
     v = torch.full_like(b, torch.nan, memory_format=torch.contiguous_format)
-    if n * width <= TABLE:
+    if n * width <= TABLE_OF_INVERSE:
         given = (x.contiguous().numpy() for x in (logits, b, k))
         blocks = -(-rows // LANES)
         items = blocks * n * 32 * (8 + width)
