@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from khot import Sampford, StraightThrough, topk_indices
+from khot import Sampford, StraightThrough, sigmoid_topk, soft_rank, topk_indices, topk_mask
 from tests.every_map import MAPS
 from tests.inputs import normal
 from tests.loops import for_each
@@ -67,6 +67,15 @@ def pulled(function, arguments, cotangent=lambda x: x):
     value = function(*leaves)
     weight = cotangent(normal(*value.shape, seed=1, dtype=value.dtype))
     return value.detach(), torch.autograd.grad(value, leaves, weight, materialize_grads=True)
+
+
+@for_each("function", (sigmoid_topk, topk_mask, soft_rank))
+def test_storages_of_scores_can_be_resized(function):
+    """As FSDP resizes those of parameters; it could not if a storage were shown to NumPy, not even afterwards."""
+    for dtype in (torch.float32, torch.float64):
+        x = normal(4, 600, dtype=dtype)  # so many that NumPy sorts
+        function(x, *(() if function is soft_rank else (3,)))
+        x.untyped_storage().resize_(0)
 
 
 @pytest.mark.needs_torch("2.8")  # earlier, hooks cannot be suspended, and transforms of torch.func refuse them

@@ -194,7 +194,7 @@ def bernoulli_count_draw(
     *batch, n = logits.shape
     rows = logits.reshape(-1, n).contiguous(), low.reshape(-1).contiguous(), high.reshape(-1).contiguous()
     out, lost = logits.new_empty((draws, len(rows[0]), n), dtype=torch.bool), torch.ones_like(rows[1], dtype=torch.bool)
-    names, has_table = torch.arange(len(lost)), n * rows[2].minimum(n - rows[1]) <= TABLE
+    names, has_table = torch.arange(len(lost), device=lost.device), n * rows[2].minimum(n - rows[1]) <= TABLE
     for draw, taken in ((_draw_by_table, has_table), (_draw_by_halves, ~has_table & (rows[1] == rows[2]))):
         if taken.all():
             lost = draw(*rows, names, seed, out)

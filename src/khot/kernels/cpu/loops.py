@@ -13,6 +13,7 @@ infinities or NaN, and none can be called from Python: they have no wrapper for 
 compilation time.
 """
 
+import ctypes
 import functools
 import itertools
 import os
@@ -38,6 +39,12 @@ ITEMS_A_ROW = 2**6  # items that take as long as the fixed work of a row
 ITEMS_A_THREAD = 2**14  # fewer items are done before another thread has woken up
 SHARES_A_THREAD = 4  # more than one, so that a late or slow thread can leave some to the others
 
+_NUMBERS: dict[torch.dtype, tuple[Any, Any]] = {
+    torch.float32: (ctypes.c_float, np.float32),
+    torch.float64: (ctypes.c_double, np.float64),
+    torch.int64: (ctypes.c_int64, np.int64),
+    torch.bool: (ctypes.c_bool, np.bool_),
+}
 _names = threading.local()
 
 
@@ -130,6 +137,15 @@ def kernel_for_dtype(factory: Callable[[Any], Callable[..., int]]) -> Callable[[
             return kernel(factory(real))
 
     return lambda x: kernel_of(np.float64 if x.dtype == torch.float64 else np.float32)
+
+
+def array_of(x: torch.Tensor) -> Any:
+    """The numbers of a contiguous tensor as a flat array, for as long as somebody keeps the tensor.
+
+    After ``Tensor.numpy`` a storage could not be resized any more, as FSDP does with that of a parameter.
+    """
+    kind, dtype = _NUMBERS[x.dtype]
+    return np.frombuffer((kind * x.numel()).from_address(x.data_ptr()), dtype)
 
 
 def over_rows(kernel: Callable[..., int], rows: int, items: int, *arguments: Any) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cpu.loops import inlined, kernel_for_dtype, over_rows
+from ..cpu.loops import array_of, inlined, kernel_for_dtype, over_rows
 from ..cpu.maths import BITS, Real
 from ..cpu.rows import REALS_AT, longs_at
 from ..exact.rows import compute_dtype
@@ -30,7 +30,7 @@ def sort_rows(x: Tensor, descending: bool) -> tuple[Tensor, Tensor]:
     values, order = torch.empty_like(items), torch.empty_like(items, dtype=torch.long)
     write_keys, read_keys, rows = _write_keys(items), _read_keys(items), items.numel() // n
     addresses, step = [v.data_ptr() for v in (items, order, values)], max(BLOCK // n, 1)
-    numbers, keys = (v.view(rows, n).numpy() for v in (items, order))
+    numbers, keys = (array_of(v).reshape(rows, n) for v in (items, order))
 
     def sort(first: int, last: int) -> int:
         for start in range(first, last, step):

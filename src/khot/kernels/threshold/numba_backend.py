@@ -3,14 +3,13 @@
 Rows that a loop leaves, see :mod:`.numba_loops`, go to the exact path together.
 """
 
-import ctypes
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..cpu.loops import over_rows
+from ..cpu.loops import array_of, over_rows
 from ..exact.rows import compute_dtype, row_range
 from ..links.base import Link
 from . import exact
@@ -19,11 +18,6 @@ from .kinds import KINDS, Kind, Recipe, Solved
 from .numba_loops import Loops, loops_of
 
 NOTHING = np.empty(0)
-_NUMBERS: dict[torch.dtype, tuple[Any, Any]] = {
-    torch.float32: (ctypes.c_float, np.float32),
-    torch.float64: (ctypes.c_double, np.float64),
-    torch.bool: (ctypes.c_bool, np.bool_),
-}
 
 
 def threshold(
@@ -48,8 +42,8 @@ def _solve(
     k, scale = _flat(k), _flat(scale)
     y = torch.empty_like(items) if with_values else items.new_empty((rows, 0))
     anchor, offset, left = k.new_empty(rows), k.new_empty(rows), k.new_empty(rows, dtype=torch.bool)
-    inputs = (_array(items), KINDS[kind].absolute), _array(k), _array(scale)
-    results = _array(y), (_array(anchor), _array(offset)), _array(left)
+    inputs = (array_of(items), KINDS[kind].absolute), array_of(k), array_of(scale)
+    results = array_of(y), (array_of(anchor), array_of(offset)), array_of(left)
     if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *inputs, *results, found.numbers):
         if check:  # for all rows, because errors contain row numbers
             check_contents(items, k, scale, softness, KINDS[kind], row_range(KINDS[kind].scores(items)))
@@ -77,10 +71,11 @@ def mask_derivative(
     scale, anchor, offset = _flat(scale), _flat(anchor), _flat(offset)
     grad_x, grad_k, left = torch.empty_like(items), torch.empty_like(scale), scale.new_empty(rows, dtype=torch.bool)
     grad_scale = torch.empty_like(scale) if with_scale else torch.zeros_like(scale)
-    inputs = (_array(items), KINDS[kind].absolute), _array(scale), (_array(anchor), _array(offset)), _array(cotangents)
-    results = _array(grad_x), _array(grad_k), _array(grad_scale) if with_scale else NOTHING
+    at = array_of(anchor), array_of(offset)
+    inputs = (array_of(items), KINDS[kind].absolute), array_of(scale), at, array_of(cotangents)
+    results = array_of(grad_x), array_of(grad_k), array_of(grad_scale) if with_scale else NOTHING
     loop = _loops(found, items, kind).derivative
-    if over_rows(loop, rows, rows * n, n, *inputs, results, _array(left), float(found.q)):
+    if over_rows(loop, rows, rows * n, n, *inputs, results, array_of(left), float(found.q)):
         some = items[left], scale[left], anchor[left], offset[left], cotangents[left]
         grad_x[left], grad_k[left], grad_scale[left] = exact.mask_derivative(*some, link, q, kind, with_scale)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
@@ -94,9 +89,9 @@ def threshold_derivative(
     given = tuple(_flat(v) for v in (scale, anchor, offset, grad))
     grad_x, grad_k, grad_scale = (torch.empty_like(v) for v in (items, given[0], given[0]))
     left = given[0].new_empty(rows, dtype=torch.bool)
-    s, a, c, g = map(_array, given)
-    results = _array(grad_x), _array(grad_k), _array(grad_scale)
-    arguments = _array(items), s, (a, c), g, results, _array(left), float(found.q)
+    s, a, c, g = map(array_of, given)
+    results = array_of(grad_x), array_of(grad_k), array_of(grad_scale)
+    arguments = array_of(items), s, (a, c), g, results, array_of(left), float(found.q)
     if over_rows(_loops(found, items, kind).threshold, rows, rows * n, n, *arguments):
         rest = [v[left] for v in given]
         grad_x[left], grad_k[left], grad_scale[left] = exact.threshold_derivative(
@@ -116,15 +111,6 @@ def _rows(x: Tensor) -> Tensor:
 
 def _flat(value: Tensor) -> Tensor:
     return value.detach().reshape(-1).contiguous()
-
-
-def _array(x: Tensor) -> Any:
-    """The numbers of a contiguous tensor as a flat array, for as long as somebody keeps the tensor.
-
-    After ``Tensor.numpy`` a storage could not be resized any more, as FSDP does with that of a parameter.
-    """
-    kind, dtype = _NUMBERS[x.dtype]
-    return np.frombuffer((kind * x.numel()).from_address(x.data_ptr()), dtype)
 
 
 def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
@@ -164,5 +150,5 @@ def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
 def _numbers(x: Tensor, dtype: torch.dtype) -> Any:
     """The numbers of a tensor, of this dtype, as a contiguous array."""
     if x.dtype is dtype and x.is_contiguous():
-        return _array(x).reshape(x.shape)
+        return array_of(x).reshape(x.shape)
     return x.detach().to(dtype).contiguous().numpy()
