@@ -38,12 +38,17 @@ def test_one_row(tmp_path):
 
 
 @pytest.mark.parametrize("row", experiment.ROUTERS)
-def test_every_expert_takes_28_of_the_400_tokens_of_a_group_and_every_weight_learns(row, images):
+def test_every_expert_takes_28_of_the_400_tokens_of_a_group_or_every_token_two_and_every_weight_learns(row, images):
     model = make(row, images)
     tokens = model.grouped(model.to_mixture(images))
     assert tokens.shape == (2, 400, experiment.WIDTH)
-    mask = model.mixture.choice.mask(model.mixture.router(tokens))
-    assert_close(mask.sum(-2), torch.full((2, experiment.EXPERTS), 28.0))
+    if isinstance(model.mixture.choice, ExpertChoice):
+        mask = model.mixture.choice.mask(model.mixture.router(tokens))
+        assert_close(mask.sum(-2), torch.full((2, experiment.EXPERTS), 28.0))
+    else:
+        weights = model.mixture.weights(tokens)
+        assert ((weights > 0).sum(-1) == 2).all()
+        assert_close(weights.sum(-1), torch.ones(2, 400))
     model(images).square().sum().backward()
     assert all(weight.grad.isfinite().all() and weight.grad.any() for weight in model.parameters())
 

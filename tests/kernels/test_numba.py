@@ -195,7 +195,7 @@ def test_layouts_compile_no_loop_again():
         print(len(loops), [loop for loop in loops if loop[-1] > 1])
     """)
     count, _, again = found.partition(" ")
-    assert int(count) >= 4 and again == "[]\n"
+    assert int(count) >= 2 and again == "[]\n"
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ from .operators.platforms import DEVICES, MAX_N, OBSTACLES, lacks_triton, warn_w
 
 log = logging.getLogger("khot")
 
-MOST_CHOICES = 256  # of an operation that are kept; exponents and numbers of draws may change from step to step
+MOST_CHOICES = 64  # of an operation that are kept; exponents and numbers of draws may change from step to step
 
 BACKENDS = ("auto", "torch", *DEVICES)
 

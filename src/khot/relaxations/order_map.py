@@ -48,8 +48,8 @@ def sorted_scores(
     if looks:
         values, order = sorted_rows(x, descending)
     if not looks or has_excluded(values, scale, name):
-        apart = 4 * max(FAR, x.shape[-1])  # in scales: neither densities nor blocks of ranks reach so far
-        filled = filled_below(x, apart * (in_rows_of(x, scale).unsqueeze(-1) if isinstance(scale, Tensor) else scale))
+        # Neither densities nor blocks of ranks reach so far. A tensor, as exported programs multiply no number by n.
+        filled = filled_below(x, 4 * (FAR + x.shape[-1]) * in_rows_of(x, scale).unsqueeze(-1))
         x = filled.x
         values, order = sorted_rows(x, descending)
     if descending:
