@@ -96,8 +96,8 @@ FAULTS = [
     ),
     Fault(
         "laws/sampford.py",
-        "/ spread - lean / mean",
-        "/ spread + lean / mean",
+        "one - 0.5).mul_(2 / mean)",
+        "0.5 - one).mul_(2 / mean)",
         "distributions/test_sampford.py",
     ),
     Fault(

@@ -34,7 +34,7 @@ from khot.kernels.count.characteristic import Factors, factors
 from khot.kernels.count.range_tree import RangeTree, Totals
 from khot.kernels.exact.row_slabs import Tensors, by_rows, in_slabs, slab_size
 from khot.kernels.exact.rows import number_on
-from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
+from khot.kernels.operators.autograd import has_derivative, wants_gradient, with_derivatives_of
 
 from . import unit_by_unit
 from .once import Once
@@ -168,16 +168,24 @@ def inclusion_log_odds(logits: Tensor, k: Size, kept: Once | None = None) -> Ten
     return by_tree(logits)
 
 
-def log_prob_and_log_odds(
+def log_prob_and_chances(
     logits: Tensor, k: int | Tensor, value: Tensor, kept: Once | None = None
-) -> tuple[Tensor, Tensor]:
-    """:func:`log_prob` and :func:`inclusion_log_odds` of log-odds of independent units of which k are expected."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`log_prob` for log-odds of independent units of which k are expected, and :func:`chances`."""
     if unit_by_unit.takes(logits, k, value):
-        return log_prob(logits, k, value, kept), inclusion_log_odds(logits, k, kept)
+        return log_prob(logits, k, value, kept), *chances(logits, k, kept)
     log_count, shift, log_odds = tilted_by_rows(
         lambda tilted: (tilted.log_probability(), tilted.shift, tilted.log_odds()), logits, k, kept, balanced=True
     )
-    return shifted_log_prob(logits, shift, value) - log_count, log_odds
+    return shifted_log_prob(logits, shift, value) - log_count, torch.sigmoid(-log_odds), torch.sigmoid(log_odds)
+
+
+def chances(logits: Tensor, k: int | Tensor, kept: Once | None = None) -> tuple[Tensor, Tensor]:
+    """The probabilities of a zero and of a one of each unit, both with a small relative error."""
+    if unit_by_unit.takes(logits, k) and not wants_gradient(logits):
+        return unit_by_unit.chances(logits, k, kept)
+    log_odds = inclusion_log_odds(logits, k, kept)
+    return torch.sigmoid(-log_odds), torch.sigmoid(log_odds)
 
 
 def count_law(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:

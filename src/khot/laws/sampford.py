@@ -61,33 +61,35 @@ def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Once | None = 
         return _scored(balanced, k, value, kept)
 
     balanced = kept.made_if_constant("balanced", balance, probs, _size(probs, k))
-    return by_formula(lambda *x: scored(*x)[0], scored, _slope, balanced, value.double())
+    return by_formula(lambda *x: scored(*x)[0], scored, _slope, balanced, value)
 
 
 def _scored(balanced: Tensor, k: int | Tensor, value: Tensor, kept: Once) -> tuple[Tensor, ...]:
     """The log-probability of values, float64, and what its derivative needs."""
+    score, zero, one = conditional_poisson.log_prob_and_chances(log_odds(balanced), k, value, kept)
     rest = 1 - balanced
-    score, given = conditional_poisson.log_prob_and_log_odds(log_odds(balanced), k, value, kept)
-    zero, one = torch.sigmoid(-given), torch.sigmoid(given)
-    distance, mean = torch.lerp(balanced, rest, value).sum(-1), (rest * one + balanced * zero).sum(-1)
+    mean = (rest * one).sum(-1) + (balanced * zero).sum(-1)
+    distance = torch.lerp(balanced, rest, value.double()).sum(-1)
     fixed = mean == 0  # rows without a choice, in which D is 0 for the only value
     impossible = score == -torch.inf
     distance, mean = distance.masked_fill(fixed | impossible, 1.0), mean.masked_fill(fixed, 1.0)
-    return score + (log_of_small(distance) - log_of_small(mean)), zero - one, distance, mean, impossible
+    return score + (log_of_small(distance) - log_of_small(mean)), one, distance, mean, impossible
 
 
 def _slope(
-    g: Tensor, balanced: Tensor, value: Tensor, lean: Tensor, distance: Tensor, mean: Tensor, impossible: Tensor
+    g: Tensor, balanced: Tensor, value: Tensor, one: Tensor, distance: Tensor, mean: Tensor, impossible: Tensor
 ) -> Tensor:
     """The derivative, times g, in the balanced probabilities.
 
     In E[D; B = k] a probability occurs in D, and as the probability of a value. In the latter, the derivative of the
     logarithm is (P(x_i = 1) - p_i) / (p_i (1 - p_i)), which is 0. Units of probability 0 or 1 have no derivative.
     """
-    g, spread = g.masked_fill(impossible, 0.0).unsqueeze(-1), balanced * (1 - balanced)
-    of_chance = (value - balanced) / spread - lean / mean.unsqueeze(-1)
-    each = torch.addcmul(of_chance * g, 1 - 2 * value, g / distance.unsqueeze(-1))
-    return each.sum_to_size(spread.shape).masked_fill(spread == 0, 0.0)
+    g, mean, distance = g.masked_fill(impossible, 0.0).unsqueeze(-1), mean.unsqueeze(-1), distance.unsqueeze(-1)
+    spread = (1 - balanced).mul_(balanced)
+    each = (value - balanced).div_(spread).add_((one - 0.5).mul_(2 / mean)).mul_(g)
+    lean = value.to(torch.float64, copy=True).sub_(0.5)
+    each = each.sub_(lean.mul_(2 * g / distance)).sum_to_size(spread.shape)
+    return each.masked_fill_(spread == 0, 0.0)
 
 
 def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
@@ -124,8 +126,8 @@ def sample(
     size = _size(probs, k)
     balanced = kept.made_if_constant("balanced", balance, probs, size).expand(*size.shape, n)
     logits = log_odds(balanced)
-    given = conditional_poisson.inclusion_log_odds(logits, k, kept)
-    weights = torch.cat((balanced * torch.sigmoid(-given), (1 - balanced) * torch.sigmoid(given)), -1)
+    zero, one = conditional_poisson.chances(logits, k, kept)
+    weights = torch.cat((balanced * zero, (1 - balanced) * one), -1)
     logits, upto = logits.reshape(-1, n), weights.cumsum(-1).view(-1, 2 * n)
     slab = max(1, MAX_DRAW_ELEMENTS // max(1, logits.numel()))
     parts = []

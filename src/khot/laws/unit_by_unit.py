@@ -222,6 +222,12 @@ def inclusion(logits: Tensor, k: Size, kept: Once | None, log_odds: bool, by_tre
     return result
 
 
+def chances(logits: Tensor, k: Size, kept: Once | None) -> tuple[Tensor, Tensor]:
+    """The probabilities of a zero and of a one of each unit, without a graph; must not be written to."""
+    solved = solve(logits, k, kept)
+    return solved.complement.view(solved.shape), solved.inclusion.view(solved.shape)
+
+
 class _LogProb(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, value: Tensor, solved: Solved, by_tree: ByTree) -> Tensor:
