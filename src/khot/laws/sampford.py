@@ -87,7 +87,7 @@ def _slope(
     g, mean, distance = g.masked_fill(impossible, 0.0).unsqueeze(-1), mean.unsqueeze(-1), distance.unsqueeze(-1)
     spread = (1 - balanced).mul_(balanced)
     each = (value - balanced).div_(spread).add_((one - 0.5).mul_(2 / mean)).mul_(g)
-    lean = value.to(torch.float64, copy=True).sub_(0.5)
+    lean = value.expand_as(each).to(torch.float64, copy=True).sub_(0.5)
     each = each.sub_(lean.mul_(2 * g / distance)).sum_to_size(spread.shape)
     return each.masked_fill_(spread == 0, 0.0)
 
