@@ -40,10 +40,10 @@ experiments: $(READY)  ## repeats the papers' comparisons and rebuilds experimen
 	$(BIN)/python experiments/build_readme.py
 
 PROGRESS = --progress -o console_output_style=classic
-test: $(READY)  ## runs the tests that need no accelerator, except those marked exhaustive; fifteen minutes
+test: $(READY)  ## runs the tests that need no accelerator, except those marked exhaustive; twenty minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal --most $(PROGRESS)
 
-test-all: $(READY)  ## runs every test that needs no accelerator; twenty minutes
+test-all: $(READY)  ## runs every test that needs no accelerator; half an hour
 	$(BIN)/python -m pytest -n auto --dist worksteal --all $(PROGRESS)
 
 durations: $(READY)  ## like test, and writes the seconds of each file to tests/durations.csv
