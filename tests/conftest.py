@@ -190,7 +190,7 @@ class EachFileRuns:
             terminalreporter.write_line(f"FAILED: skipped {name}", red=True)
 
 
-MOST_SECONDS = 10.0  # of the processor, in a case that is not marked `slow`: several times what it takes when idle
+MOST_SECONDS = 10.0  # processor time that a case may take unless it is marked `slow`
 COMPILATIONS = None
 if HAS_NUMBA:
     from numba.core import event

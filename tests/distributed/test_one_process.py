@@ -135,6 +135,16 @@ def test_gradients_of_thresholds_in_and_out_of_graphs(mesh):
     assert not any(grad[1].any() for grad in found[0][1:])
 
 
+def test_reductions_of_losses_in_graphs(mesh):
+    x, target = normal(3, 7), khot.topk_mask(normal(3, 7, seed=1), 2)
+    parts = [distribute_tensor(v, mesh, [Shard(0)]) for v in (x, target)]
+    for reduction in ("mean", "sum", "none"):
+        torch.compiler.reset()
+        compiled = torch.compile(khot.fenchel_young_topk_loss, backend="aot_eager", fullgraph=True)
+        found = compiled(*parts, 2, reduction=reduction)
+        torch.testing.assert_close(found.full_tensor(), khot.fenchel_young_topk_loss(x, target, 2, reduction=reduction))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_NUMBA, reason="plain torch has no loops")
 @pytest.mark.parametrize(
