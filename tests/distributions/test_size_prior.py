@@ -135,6 +135,7 @@ def test_divergences():
         "gap": ConditionalPoisson(logits=normal(6, seed=3), k=(1, 4, torch.tensor([0.0, 1.0, -INF, 0.5]).double())),
         "low": ConditionalPoisson(logits=normal(6, seed=3), k=(1, 4, torch.tensor([0.0, 1.0, -INF, -INF]).double())),
         "range": ConditionalPoisson(logits=normal(6, seed=4), k=(1, 3)),
+        "wide": ConditionalPoisson(logits=normal(6, seed=4), k=(1, 4)),
         "fixed": ConditionalPoisson(logits=normal(6, seed=5), k=2),
         "sampford": Sampford(probs=torch.full((6,), 0.5).double()),
         "phantom": PhantomUnit(Sampford, probs=torch.full((6,), 0.4).double()),
@@ -145,7 +146,7 @@ def test_divergences():
         design._validate_args = False
         laws[name] = design.log_prob(value)
     pairs = [(p, q) for p in every for q in ("other", "gap")]
-    pairs += [(p, q) for p in ("gap", "low") for q in ("range", "fixed")]
+    pairs += [(p, q) for p in ("gap", "low") for q in ("range", "wide", "fixed")]
     for p, q in pairs:
         possible = laws[p] > -INF
         expected = (laws[p][possible].exp() * (laws[p] - laws[q])[possible]).sum()
