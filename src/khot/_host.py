@@ -38,7 +38,7 @@ def is_moved_to_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def on_host(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call on the host, with its result back on the device, where double precision becomes single."""
+    """Runs the call on the host and moves the result back to the device, from double to single precision."""
     device = _device_without_float64(args, kwargs)
     result = function(*map(_to_host, args), **{name: _to_host(value) for name, value in kwargs.items()})
     results = result if isinstance(result, tuple) else (result,)

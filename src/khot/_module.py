@@ -24,13 +24,13 @@ class Module(torch.nn.Module):
       half precision stops as soon as its steps are smaller than the spacing of the numbers.
     * An attribute named in ``_numbers`` may be assigned at any time. A compiled graph treats it as a constant until it
       changes, and reads it from a tensor from then on, so annealing it costs one recompilation.
-    * :meth:`reset_parameters` gives parameters and buffers the values that they have at construction, after which it
-      is called by FSDP and by models whose memory came from ``to_empty``.
+    * :meth:`reset_parameters` gives parameters and buffers the values that they have at construction. FSDP calls it,
+      and so does code that makes a model by ``to_empty``.
     * State dictionaries in which a parameter of shape (1,) has no axes can be loaded.
     """
 
     _numbers: ClassVar[tuple[str, ...]] = ()
-    _what_others_take = ""  # what users of other libraries give by position here, and where it belongs
+    _what_others_take = ""  # advice on arguments that other libraries take by position here
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -63,7 +63,7 @@ class Module(torch.nn.Module):
         return getattr(self, name)
 
     def _overwrite(self, name: str, value: float | Tensor) -> None:
-        """Writes a number, or numbers, into a parameter or buffer; if it has parametrisations, by their inverse."""
+        """Writes a number, or numbers, into a parameter or buffer, through the inverses of its parametrisations."""
         with torch.no_grad():
             own, is_computed = getattr(self, name), is_parametrized(self, name)
             new = own.clone() if is_computed else own
@@ -117,7 +117,7 @@ class Module(torch.nn.Module):
 
 
 def _with_keywords_named(init: Callable[P, None]) -> Callable[P, None]:
-    """The same constructor, which names the keywords if too many arguments are given by position."""
+    """The same constructor with an error that names the keywords if too many arguments are given by position."""
     _, *parameters = inspect.signature(init).parameters.values()
     by_position = [f"`{p.name}`" for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]

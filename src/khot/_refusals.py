@@ -14,8 +14,8 @@ def refuse_trace() -> None:
     """Raises a NotImplementedError inside of ``torch.jit.trace``."""
     if is_tracing():
         raise NotImplementedError(
-            "khot does not run inside of torch.jit.trace, which is deprecated and would record the steps for one input "
-            "as those for all inputs: use torch.compile, or torch.export for a program of a map or module. In "
+            "khot does not run inside of torch.jit.trace, which is deprecated and would repeat the steps for one input "
+            "on all other inputs: use torch.compile, or torch.export for a program of a map or module. In "
             "Pyro, use Trace_ELBO in place of JitTrace_ELBO, and NUTS and HMC without jit_compile"
         )
 

@@ -1,4 +1,4 @@
-"""Argument checks shared by the packages, which define when a check runs and how its error is worded."""
+"""Argument checks that the packages share: when a check runs, and how its error is worded."""
 
 import inspect
 import math
@@ -326,8 +326,8 @@ def check_generator(generator: Any, device: torch.device | None = None) -> None:
         raise ValueError(f"`generator` must be on the device of the draws, {device}, but is on {generator.device}")
     if not torch.compiler.is_compiling() and is_recomputed():
         raise RuntimeError(
-            "a `generator` has moved on when an activation checkpoint runs its block once more, so the gradient would "
-            "be that of another draw: draw before the block, or use torch's default generator, which is set back"
+            "a `generator` has moved on when an activation checkpoint runs its block again, so the gradient would be "
+            "that of another draw: draw before the block, or use torch's default generator, which is reset"
         )
 
 
@@ -437,11 +437,11 @@ def name_init(cls: type) -> None:
     copy = FunctionType(init.__code__, init.__globals__, init.__name__, init.__defaults__, init.__closure__)
     copy.__kwdefaults__, copy.__annotations__, copy.__doc__ = init.__kwdefaults__, init.__annotations__, init.__doc__
     copy.__module__, copy.__qualname__ = init.__module__, f"{cls.__qualname__}.__init__"
-    setattr(cls, "__init__", copy)  # noqa: B010  # which a type checker accepts
+    setattr(cls, "__init__", copy)  # noqa: B010  # a type checker rejects an assignment
 
 
 def check_value(value: Any) -> None:
-    """Checks for a dense tensor, as which a law can score a value."""
+    """Checks for a dense tensor, which a law can score."""
     if not _is_dense(value):
         _check_tensor("value", value)
         check_strided("value", value)

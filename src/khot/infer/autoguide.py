@@ -1,4 +1,4 @@
-"""A guide of independent conditional Poisson laws for the k-hot sites of a model."""
+"""A guide of independent conditional Poisson designs for the k-hot sites of a model."""
 
 import math
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class _Site(NamedTuple):
 
 @feels_between_vertices
 class AutoKHot(AutoGuide):
-    r"""An autoguide for the k-hot sites of a model: independent conditional Poisson laws.
+    r"""An autoguide for the k-hot sites of a model: independent conditional Poisson designs.
 
     .. math:: q(x) = \prod_{\text{sites, rows}} q(x_r), \qquad q(x_r) \propto \exp \langle \theta_r, x_r \rangle
         \text{ on the support of } x_r
@@ -71,13 +71,13 @@ class AutoKHot(AutoGuide):
     vectors under ``config_enumerate(guide)`` and ``TraceEnum_ELBO``.
 
     The logits start at those of the prior, plus normal noise. If the prior is another design, the start is the
-    conditional Poisson law with the same inclusion probabilities. Units that the prior excludes, or includes for
+    conditional Poisson design with the same inclusion probabilities. Units that the prior excludes, or includes for
     certain, stay excluded or included, and so do the smallest and the largest sizes if a prior over sizes excludes
     them. The guide draws all other vectors of these sizes, so the ELBO would be minus infinity under a prior that
     excludes some of them, as ``Systematic`` does; this is an error. For a subsampled plate there are logits for all
     rows of the plate. The guide has the sizes that the model had at its first call. It has no ``median`` and no
-    ``quantiles``, because k-hot vectors have no order; :meth:`designs` returns its laws, whose ``mean`` and ``mode``
-    summarise them.
+    ``quantiles``, because k-hot vectors have no order; :meth:`designs` returns its designs, which ``mean`` and ``mode``
+    summarise.
 
     Args:
         model: Pyro model whose latent sites are all sampling designs of a fixed size, or ConditionalPoisson with a
@@ -131,7 +131,7 @@ class AutoKHot(AutoGuide):
         try:
             self._set_up_sites()
         except Exception:
-            self.prototype_trace = None  # or the next call would take the sites so far for all of them
+            self.prototype_trace = None  # otherwise the next call would take the sites found so far for all sites
             raise
 
     def _set_up_sites(self) -> None:
@@ -170,7 +170,7 @@ class AutoKHot(AutoGuide):
 
     @torch.no_grad()
     def designs(self) -> dict[str, ConditionalPoisson]:
-        """The current law of each site, for all rows of its plates, without its estimator and without a gradient.
+        """The current design of each site, for all rows of its plates, without its estimator and without a gradient.
 
         Raises:
             RuntimeError: If the guide has not been called yet and knows no sites.
@@ -193,7 +193,7 @@ class AutoKHot(AutoGuide):
 
 def _no_order(wanted: str) -> NotImplementedError:
     return NotImplementedError(
-        f"AutoKHot has no {wanted}, because k-hot vectors have no order: guide.designs() returns the law of each site, "
+        f"AutoKHot has no {wanted}, because k-hot vectors have no order: guide.designs() has the design of each site, "
         "with the inclusion probabilities as `mean` and the most probable vector as `mode`"
     )
 
@@ -244,7 +244,7 @@ def _check_support(name: str, node: Any) -> None:
     value = guide.sample((number,), generator=torch.Generator(design.k.device).manual_seed(0))
     try:
         log_prob: Any = scale_and_mask(node["fn"].log_prob(value), mask=node["mask"])
-    except NotImplementedError:  # ELBOs raise it where they need it
+    except NotImplementedError:  # an ELBO that needs the missing part raises this itself
         return
     if (log_prob == -torch.inf).any():
         raise NotImplementedError(

@@ -78,9 +78,8 @@ class KHotSwap(MCMCKernel):
     ``(X * x).sum(-1)`` or ``X diag(x) Xᵀ`` rather than ``A Aᵀ`` with ``A = X * x``.
 
     Any design of a fixed size with a ``log_prob`` can be a prior, and so can ConditionalPoisson with a range of sizes,
-    but not ``PhantomUnit``, whose sizes may change with its probabilities. A chain reaches only vectors to which swaps
-    lead through vectors of positive probability. If a design has few vectors, as ``Systematic`` does, these may not be
-    all.
+    but not ``PhantomUnit``, whose sizes may change with its probabilities. Every swap must lead to a vector of positive
+    probability; if a design has only few of these, as ``Systematic`` does, a chain may not reach all of them.
 
     Args:
         model: Pyro model with at least one latent k-hot site and a fixed set of sites.
@@ -191,7 +190,7 @@ class KHotSwap(MCMCKernel):
             }
 
     def _first_length(self, site: KHotSite) -> PathLength:
-        """The number of swaps in a proposal before warm-up, which is the last one if it is given."""
+        """The number of swaps in a proposal before warm-up, which adapts it unless the user gave it."""
         if self.swaps_per_proposal is None:
             return PathLength(site.useful_swaps)
         return PathLength(site.most_swaps, min(self.swaps_per_proposal, site.most_swaps))

@@ -16,7 +16,7 @@ from .summed_out import SummedOut
 
 
 class LogJoint:
-    """What a Markov chain evaluates.
+    """The log joint density that a Markov chain evaluates, and its slopes.
 
     Args:
         model: The model, in the plate of the chains if there is one.
@@ -42,7 +42,7 @@ class LogJoint:
         self._summed_out = SummedOut(self.model, nesting)
 
     def separable(self, site: KHotSite, params: Values) -> KHotSite:
-        """The site in those of its plates whose rows do not depend on each other by a site that is summed out."""
+        """The site in those of its plates whose rows stay independent after the marked sites are summed out."""
         if self._summed_out is None:
             return site
         with torch.no_grad(), pyro.validation_enabled(False):
@@ -52,7 +52,7 @@ class LogJoint:
         return site.in_plates(site.plate_names & self._summed_out.plates_around(site, trace))
 
     def check_sizes(self, params: Values) -> None:
-        """Checks that no size of a k-hot site depends on another site, at these values and at others of k-hot sites."""
+        """Checks that no size of a k-hot site depends on another site: it must be the same at other k-hot values."""
         if len(params) == 1 and self._summed_out is None:
             return
         cases = [params]
@@ -64,7 +64,7 @@ class LogJoint:
                 self._check_sizes_of(self.trace(case))
 
     def _elsewhere(self, params: Values, sizes: list[Tensor]) -> Values:
-        """Values of the k-hot sites with these sizes, in which units are that were out before, as far as possible."""
+        """Other values of the k-hot sites with these sizes, made of units that were out as far as possible."""
         pairs = ((params[site.name], site.name, size) for site, size in zip(self.sites, sizes, strict=True))
         return {name: topk_mask(-value, size).to(value.dtype) for value, name, size in pairs}
 
@@ -104,7 +104,7 @@ class LogJoint:
         slopes: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if self.with_slopes and total.requires_grad:
             slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-        # A slope that is not finite is only a bad guess of a ratio, and no reason to stop: use 0 instead.
+        # Slopes only guide the proposals, so one that is not finite is replaced by 0.
         found = [
             torch.zeros_like(params[name]) if d is None else d.nan_to_num(0, 0, 0)
             for name, d in zip(leaves, slopes, strict=True)

@@ -53,7 +53,7 @@ class Path(NamedTuple):
 
     @classmethod
     def draw(cls, here: Point, length: int, uniform_share: float) -> "Path":
-        """A path for each block from the mixture; meaningless in blocks of fewer swaps."""
+        """A path for each block from the mixture; meaningless in blocks that cannot swap so many units."""
         log_weight = _log_weights(here)
         informed = torch.rand(log_weight.shape[1], 1, dtype=torch.float32, device=log_weight.device) >= uniform_share
         log_weight = torch.where(informed | log_weight.isinf(), log_weight, 0.0)
@@ -93,9 +93,9 @@ class PathLength:
         return below if below == self.mean else below + (float(torch.rand((), dtype=torch.float32)) < self.mean - below)
 
     def adapt(self, acceptance: float, length: int) -> None:
-        """Moves towards lengths of which the best share is accepted, by smaller and smaller steps.
+        """Moves towards the length with the best acceptance rate, in smaller and smaller steps.
 
-        Single swaps say nothing about longer paths, and change nothing if there are such.
+        Single swaps say nothing about longer paths, and are ignored if there are longer paths.
         """
         if length < int(self.mean):
             return

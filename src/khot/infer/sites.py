@@ -1,4 +1,4 @@
-"""The latent k-hot sites of a Pyro model: which there are, their independent blocks, and their starting values."""
+"""The latent k-hot sites of a Pyro model: their names, their independent blocks, and their starting values."""
 
 import functools
 import math
@@ -97,7 +97,7 @@ class KHotSite:
 
     @cached_property
     def most_swaps(self) -> int:
-        """How many swaps a proposal can have: one where blocks have several rows, or rows several sizes."""
+        """The largest number of swaps in a proposal: one if blocks have several rows, or rows several sizes."""
         size = self.sizes.low
         if size.shape[1] != 1 or self.sizes.vary or not self.moves:
             return 1

@@ -57,7 +57,7 @@ def topk_cross_entropy(
 
     Raises:
         ValueError: If shapes do not match, a class is out of range, or ``p_k`` has no positive or a negative weight.
-            When contents of tensors are checked is described in :mod:`khot.relaxations`.
+            :mod:`khot.relaxations` says when contents of tensors are checked.
         TypeError: If ``target`` does not contain int64 indices.
 
     References:

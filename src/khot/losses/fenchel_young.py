@@ -130,7 +130,7 @@ def fenchel_young_topk_loss(
     check_scores(x, -1)
     check_softness("strength", strength, x, x.shape[:-1], advice="")
     check_like_scores("target", target, x)
-    k = k.detach() if isinstance(k, Tensor) else k  # a constant, or the parts below would have some of its derivative
+    k = k.detach() if isinstance(k, Tensor) else k  # a constant: some of the terms below would have derivatives in it
     scores = x.to(compute_dtype(x))
     y = _SPARSE_MAPS[kind](scores, k, strength, p)
     if looks_at_contents(scores, y, target):

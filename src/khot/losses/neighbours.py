@@ -90,12 +90,12 @@ def _logs_of_sums(
 def _squared_distances(query: Tensor, keys: Tensor) -> Tensor:
     """(..., queries, keys), in the dtype of the features.
 
-    Squares minus twice a product cancel between features that are close to each other and far from the mean, by more
-    digits than float32 has. So they are computed in float64, or from differences, which take d times the memory.
+    Between features that are close to each other and far from the mean, squares minus twice a product lose more digits
+    than float32 has. So they are computed in float64, or from differences, which take d times the memory.
     """
     if has_float64(query):
         wide_query, wide_keys = query.double(), keys.double()
-        centre = wide_keys.detach().mean(-2, keepdim=True)  # what all features share costs no digits in float64, either
+        centre = wide_keys.detach().mean(-2, keepdim=True)  # an offset that all features share then costs no digits
         wide_query, wide_keys = wide_query - centre, wide_keys - centre
         squares = wide_query.square().sum(-1, keepdim=True) + wide_keys.square().sum(-1).unsqueeze(-2)
         distances = (squares - 2 * wide_query @ wide_keys.mT).clamp(min=0).to(query.dtype)

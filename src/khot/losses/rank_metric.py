@@ -77,8 +77,8 @@ def topk_metric_loss(
         Tensor of the batch shape, or a scalar, of the dtype of ``x``.
 
     Raises:
-        ValueError: If shapes do not match, or an argument is out of range. When contents of tensors are checked is
-            described in :mod:`khot.relaxations`.
+        ValueError: If shapes do not match, or an argument is out of range. :mod:`khot.relaxations` says when contents
+            of tensors are checked.
         TypeError: If an argument has the wrong type or dtype.
 
     References:
@@ -135,7 +135,7 @@ def _losses(
     sizes = torch.minimum(sizes.view(column), x.shape[-1] - is_padding.sum(-1))
     masks = relaxation(scores.expand(len(sizes), *scores.shape), sizes, softness)
     total = (weights.view(column) * (masks * gains).sum(-1)).sum(0)
-    has_gain = gains.amax(-1) > 0  # false where no item is relevant; without that, 0 / 0 would have a gradient of NaN
+    has_gain = gains.amax(-1) > 0  # rows without a relevant item would otherwise have 0 / 0 and a gradient of NaN
     return REDUCTIONS[reduction](torch.where(has_gain, (1 - total / torch.where(has_gain, most, 1)).clamp(min=0), 0))
 
 

@@ -12,7 +12,7 @@ that draw, the exporter takes those with :class:`~khot.PlackettLuce`, :class:`~k
 and :class:`~khot.RelaxedKHot`, and refuses those with other designs. It also takes ``torch.multinomial`` without
 replacement, but the ONNX program then draws with replacement.
 
-Under ``DistributedDataParallel`` each rank selects from its own rows; ranks with equal seeds draw equal masks.
+Under ``DistributedDataParallel`` each process selects from its own rows; processes with equal seeds draw equal masks.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The fast way of hard modules on a CPU: one loop returns the kept entries, without a mask to multiply by."""
+"""The fast path of hard modules on a CPU: one loop returns the kept entries, without a mask to multiply by."""
 
 import math
 from typing import Any, NamedTuple
@@ -52,12 +52,12 @@ class _Keep(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (mask,) = ctx.saved_tensors
         if grad.is_contiguous():
-            mask = mask.contiguous()  # of another axis, it has another layout, in which the selection would be slower
+            mask = mask.contiguous()  # along another axis it has a layout in which the selection would be slower
         return torch.where(mask, grad, torch.zeros((), dtype=grad.dtype, device=grad.device)), None, None
 
 
 def keep_largest(x: Tensor, k: Any, dim: int | tuple[int, ...], by: str, for_softmax: bool = False) -> Kept | None:
-    """The k largest entries along an axis; None for calls that need the general way, invalid ones among them.
+    """The k largest entries along an axis; None for calls that need the general path, including invalid ones.
 
     ``for_softmax`` puts ``-inf`` in place of the other entries, instead of 0; only a softmax may use these values.
     """
@@ -69,12 +69,12 @@ def keep_largest(x: Tensor, k: Any, dim: int | tuple[int, ...], by: str, for_sof
         return None
     rows = x.detach() if dim == -1 else as_rows(x.detach(), dim)
     keep = selection.keep_largest.find(rows)
-    if keep is None:  # in plain torch the general way is faster
+    if keep is None:  # in plain torch the general path is faster
         return None
     batch = rows.shape[:-1]
-    if isinstance(k, Tensor) and k.device != x.device:  # the general way says what is wrong
+    if isinstance(k, Tensor) and k.device != x.device:  # the general path raises the error
         return None
-    try:  # with its device, since loops read addresses, and the default device may be another one
+    try:  # on this device, since loops read addresses, and torch's default device may be another one
         sizes = torch.as_tensor(k, dtype=torch.int64, device=x.device).expand(batch)
     except RuntimeError:
         return None

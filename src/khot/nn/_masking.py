@@ -168,7 +168,7 @@ def keep(x: Tensor, mask: Tensor) -> Tensor:
         and not has_parts(x)
         and bool(x.detach().amin() > -torch.inf)
     ):
-        return x * mask  # no entry is excluded; to find this out is cheaper than to replace entries
+        return x * mask  # no entry is excluded; testing for that is cheaper than replacing entries
     return x.masked_fill(x == -torch.inf, 0) * mask
 
 

@@ -62,8 +62,8 @@ class BatchTopK(CountsIdleUnits):
     dead units. A ``cap`` limits what a single row may keep: only its ``cap`` largest entries take part, in training and
     in evaluation.
 
-    Rows of ``-inf``, such as padding, count for nothing: neither in B nor as idle rows. The second pass of an
-    activation checkpoint changes neither the threshold nor the counts.
+    Rows of ``-inf``, such as padding, count neither in B nor as idle rows. The second pass of an activation checkpoint
+    changes neither the threshold nor the counts.
 
     ``k``, ``softness`` and ``threshold`` may be assigned at any time. ``module(x, k)`` uses another k for this call: a
     number, or a tensor with one for each row, whose sum is then the number of entries.
@@ -193,7 +193,7 @@ class BatchTopK(CountsIdleUnits):
             return cast(Tensor, softness.to_local())
         if self.group is None or not isinstance(softness, Tensor):
             return softness
-        share = softness / dist.get_world_size(self.group)  # because each process gets the gradient of all
+        share = softness / dist.get_world_size(self.group)  # because each process gets the gradients of all processes
         return straight_through_value(softness.detach(), share)
 
     def _of_the_batch(self, x: Tensor, k: float | Tensor) -> Tensor:
@@ -249,7 +249,7 @@ class BatchTopK(CountsIdleUnits):
         return y
 
     def _check_parts(self, k: float | Tensor) -> None:
-        """Raises an error for what needs whole rows of units, if processes share a batch."""
+        """Raises an error for settings that need whole rows of units, if processes share a batch."""
         if self.cap is not None:
             raise NotImplementedError("`cap` must be None if processes share a batch")
         if isinstance(k, Tensor) and k.dim():
@@ -341,7 +341,7 @@ class BatchTopK(CountsIdleUnits):
 
 
 def _largest(values: Tensor, over: Whole) -> Tensor:
-    """Over all parts of the batch."""
+    """The largest of these values over all parts of the batch."""
     return over.max(values)[0].to(values.dtype)
 
 
@@ -351,7 +351,7 @@ def _is_missing(threshold: Tensor, count: Any) -> Tensor:
 
 
 def _kept_above(threshold: Tensor, is_missing: Tensor, x: Tensor, size: Tensor) -> Tensor:
-    """The threshold; if there is none yet, a value below the ``size`` largest entries of x, or NaN without a look."""
+    """The threshold; before training a value below the ``size`` largest entries of x, or NaN if they cannot be read."""
     if not checks_contents(threshold) or not bool(is_missing):
         return threshold.masked_fill(is_missing, torch.nan)
     warnings.warn(UNTRAINED, RuntimeWarning, stacklevel=2)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _Call = tuple[Tensor, Tensor, bool]  # logits, mask, and whether a gradient is recorded
-NUMBER_OF_EXPERTS = "; the number of experts is no argument, since the logits have it"
+NUMBER_OF_EXPERTS = "; the number of experts is no argument, but the last axis of the logits"
 
 
 class ExpertChoice(TopK):
@@ -59,8 +59,8 @@ class ExpertChoice(TopK):
 
     Takes gates ``(..., tokens, experts)`` and keeps the ``capacity`` largest in each column: the result is the gates
     times a mask along the tokens. A token may go to several experts, or to none. ``relaxation=sparse_topk`` has zeros
-    and a gradient. If there are fewer tokens than its capacity, an expert takes all: a last batch may be shorter, and
-    ``-inf`` excludes tokens such as padding. ``capacity`` and ``softness`` may be assigned at any time.
+    as well as a gradient. If there are fewer tokens than its capacity, an expert takes all: a last batch may be
+    shorter, and ``-inf`` excludes tokens such as padding. ``capacity`` and ``softness`` may be assigned at any time.
     ``module(x, k)`` uses another capacity for this call, a number or a tensor ``(..., experts)``. :meth:`select`
     returns only the gates and indices of the selected tokens, ``(..., capacity, experts)``.
 
@@ -189,14 +189,15 @@ class TokenChoice(Masking):
     :meth:`select` returns only the k weights and experts. :meth:`balance_loss` and :meth:`z_loss` refer to the last
     call in training, and leave out tokens such as padding whose logits are all ``-inf``; these need k = 0, which gives
     zeros. With a ``capacity``, every expert keeps at most that many tokens, those with the largest scores, and weights
-    are renormalised over the experts that a token has left; a token without any gets 0. Otherwise than with
-    ``renormalize="kept"``, it keeps the tokens with the largest weights, which then stay as they were. ``k``,
+    are renormalised over the experts that a token has left; a token without any gets 0. With another value of
+    ``renormalize`` than "kept", an expert keeps the tokens with the largest weights, which are left unchanged. ``k``,
     ``capacity`` and ``softness`` may be assigned at any time. ``module(x, k)`` uses another k for this call, a number
     or one for each token.
 
-    A float is a capacity factor [2]: 1.25 lets an expert keep 1.25 times the number of tokens that equal loads would
-    give it, rounded up, :math:`\lceil 1.25\, kT / E \rceil` for T tokens and E experts. The tokens are those of one
-    leading index, of one sequence in ``(batch, tokens, experts)``; with a k for each token, kT is their sum.
+    A float ``capacity`` is a factor [2]: 1.25 lets an expert keep 1.25 times the number of tokens that equal loads
+    would give it, rounded up, :math:`\lceil 1.25\, kT / E \rceil` for T tokens and E experts. T counts the tokens of
+    one leading index, such as one sequence of ``(batch, tokens, experts)``; if each token has its own k, kT is their
+    sum.
 
     Args:
         k: Number of experts per token; for a relaxed mask the sum of its weights.
@@ -211,8 +212,8 @@ class TokenChoice(Masking):
             capacity, or those that are "chosen", whether they are kept or not. None for the scores as they are.
         eps: Added to the sum of the scores.
         scale: Factor of the weights.
-        bias: Whether there is a bias, or for how many experts. Without a number the first call in training gives the
-            buffers their length, or the state that is loaded.
+        bias: Whether there is a bias, or the number of experts. If True, the first call in training or a loaded state
+            gives the buffers their length.
 
     Attributes:
         k: Number of experts per token. It may be assigned at any time.
@@ -304,7 +305,7 @@ class TokenChoice(Masking):
     def select(self, x: Tensor, k: int | None = None, indices: Tensor | None = None) -> Selection:
         """Weights and indices of the experts of each token, ``(..., tokens, k)``, with increasing indices.
 
-        With the default words, the weights of a token sum to 1 unless all its experts are full; relaxed ones are
+        With the default arguments, the weights of a token sum to 1 unless all its experts are full; relaxed ones are
         renormalised over the k.
 
         Args:
@@ -346,8 +347,8 @@ class TokenChoice(Masking):
         block and return it.
 
         Args:
-            each: Whether to take the mean of the losses of the sequences ``(..., tokens, experts)``, those without any
-                token left out, instead of the loss of all tokens together.
+            each: Whether to take the mean of one loss for each sequence of ``(..., tokens, experts)``, without
+                sequences that have no token, instead of the loss of all tokens together.
             group: Processes over which f is taken; all of them must call this method.
         """
         logits, mask, _ = self._of_the_last_call()
@@ -376,7 +377,7 @@ class TokenChoice(Masking):
 
     @torch.no_grad()
     def update_bias(self, rate: float = 1e-3, centre: bool = False, group: "ProcessGroup | None" = None) -> None:
-        r"""Moves the bias towards equal loads [4], and starts to count them anew.
+        r"""Moves the bias towards equal loads [4], and sets the counts of choices to zero.
 
         .. math:: b_e \leftarrow b_e + \text{rate} \cdot \mathrm{sign}\bigl({\textstyle\sum_j} n_j / E - n_e\bigr)
 
@@ -385,7 +386,7 @@ class TokenChoice(Masking):
 
         Args:
             rate: Size of the steps.
-            centre: Whether to take the mean step away from all steps, so that the mean of the bias stays as it is.
+            centre: Whether to subtract the mean step from all steps, so that the mean of the bias does not change.
             group: Processes whose choices are added up; all of them must call this method.
         """
         if self.bias is None or self.load is None:
@@ -406,7 +407,7 @@ class TokenChoice(Masking):
             raise RuntimeError(
                 "the last call of TokenChoice recorded no gradient, which its losses need: it was made under no_grad, "
                 "as the first pass of an activation checkpoint with use_reentrant=True is. Pass use_reentrant=False, "
-                "or return the loss from inside the block; a loss that is only watched can be taken under no_grad"
+                "or return the loss from inside the block; to monitor a loss without training, call it under no_grad"
             )
         return call
 
@@ -552,7 +553,7 @@ class TokenChoice(Masking):
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
-    """The logarithm of the softmax, which tells small probabilities apart; the smallest number in place of ``-inf``."""
+    """The logarithm of the softmax, which does not underflow; the smallest number in place of ``-inf``."""
     closed = is_closed(logits)
     return logits.masked_fill(closed, 0).log_softmax(-1).clamp(min=torch.finfo(logits.dtype).min)
 
@@ -576,7 +577,7 @@ def _share_of(mask: Tensor, factor: float | Tensor, k: float | Tensor) -> int | 
 
 
 def _rounded_down(share: Any, dtype: torch.dtype) -> Any:
-    """Less by a few roundings: 1.1 * 2 * 10 / 2 is 11.000000000000002, which does not mean 12 tokens."""
+    """The share less a few rounding errors: 1.1 * 2 * 10 / 2 is 11.000000000000002, which must not become 12 tokens."""
     return share * (1 - 8 * torch.finfo(dtype).eps)
 
 

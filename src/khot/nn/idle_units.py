@@ -83,7 +83,7 @@ class CountsIdleUnits(Masking):
     def auxiliary_loss(
         self, x: Tensor, error: Callable[[Tensor], Tensor], k: int | None = None, *, scaled: bool = False
     ) -> Tensor:
-        """The error of the dead units, when they alone have to explain what the other units have left over.
+        """The error with which the dead units alone explain what the other units have left unexplained.
 
         This gives dead units a gradient (Gao et al. 2024, appendix A.2): in each row the k largest dead entries are
         kept, and all others are 0. Units are dead if no row kept them in ``dead_after`` training rows; see ``dead``.

@@ -31,7 +31,7 @@ class JumpReLU(Module):
         learn_threshold: Whether the threshold is a parameter, of shape (1,) for a number; otherwise it is a buffer, at
             least in float32.
         bandwidth: Width of the interval whose entries contribute to the gradient of the threshold.
-        through_input: Whether x gets the negative of the pseudo-derivative in the threshold as well.
+        through_input: Whether the negative of the pseudo-derivative is added to the gradient in x.
 
     Attributes:
         threshold: A parameter or a buffer. A number or a tensor of its shape may be assigned at any time.

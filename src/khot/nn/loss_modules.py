@@ -20,7 +20,7 @@ from khot.relaxations.sparse import check_exponent
 class FenchelYoungTopKLoss(Module):
     """:func:`fenchel_young_topk_loss` as a module, called with ``(x, target)``; a ``Parameter`` as strength is learned.
 
-    It takes the other arguments of the function.
+    The constructor takes the other arguments of the function.
 
     Attributes:
         k: Number of labels, a number or a tensor. It may be assigned at any time.
@@ -74,7 +74,7 @@ class FenchelYoungTopKLoss(Module):
 class TopKCrossEntropyLoss(Module):
     """:func:`topk_cross_entropy` as a module, called with ``(x, target)``; a ``Parameter`` as softness is learned.
 
-    It takes the other arguments of the function.
+    The constructor takes the other arguments of the function.
 
     Raises:
         TypeError: If an argument has the wrong type; ``softness`` is checked when it is called.
@@ -113,7 +113,7 @@ class TopKCrossEntropyLoss(Module):
 class TopKMetricLoss(Module):
     """:func:`topk_metric_loss` as a module, called with ``(x, relevance)``; a ``Parameter`` as softness is learned.
 
-    It takes the other arguments of the function.
+    The constructor takes the other arguments of the function.
 
     Attributes:
         k: Number of positions that the metric looks at, an int.

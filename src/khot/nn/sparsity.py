@@ -27,7 +27,7 @@ from khot.relaxations.sparse import check_exponent
 from ._keeping import keep_largest
 from ._masking import Masking, Relaxation, check_axes, checked_size
 
-LARGEST_TILE = 4  # of larger ones there are thousands of patterns
+LARGEST_TILE = 4  # larger tiles have thousands of patterns
 
 
 class Pattern(Module):
@@ -106,10 +106,11 @@ class NMSparsity(Masking, Pattern):
     """Keeps exactly n of every m neighbours along an axis: a parametrisation of weights.
 
     ``torch.nn.utils.parametrize.register_parametrization(layer, "weight", NMSparsity(2, 4))`` makes the weight of a
-    layer 2:4 sparse at every use; the dense weight behind it is trained. Magnitudes decide which weights are kept, or
-    learned scores. Without a softness, a weight that is not kept gets no gradient; with one, and ``straight_through``,
-    it gets that of the relaxed mask. A relaxed mask (``straight_through=False``) is soft in training and has its exact
-    pattern only in evaluation. :meth:`freeze` fixes the pattern, to train with a pattern found once.
+    layer 2:4 sparse at every use; the dense weight behind it is trained. Magnitudes or learned scores decide which
+    weights are kept. Without a softness, a weight that is not kept gets no gradient; with one, and
+    ``straight_through``, it gets that of the relaxed mask. A relaxed mask (``straight_through=False``) is soft in
+    training and has its exact pattern only in evaluation. :meth:`freeze` fixes the pattern, to train with a pattern
+    found once.
 
     Accelerators multiply quickly by weights that are sparse along the axis that is summed over: the last one of a
     linear layer, and ``dim=1``, the input channels, of a convolution.
@@ -181,9 +182,7 @@ class NMSparsity(Masking, Pattern):
             n = checked_size("n", value, whole=True)
             if n > self.m:
                 raise ValueError(f"`n` must satisfy 0 <= n <= m, but got n={n} with m={self.m}")
-            self._tiles = (
-                _tile_patterns(n, self.m) if self.transposable else ()
-            )  # here, as no graph can have the search
+            self._tiles = _tile_patterns(n, self.m) if self.transposable else ()  # found here, outside of graphs
             return n
         if value is not None and getattr(self, "transposable", False):
             raise ValueError("`transposable` patterns are hard: they need softness=None")
@@ -251,7 +250,7 @@ class NMSparsity(Masking, Pattern):
 
 @functools.cache
 def _tile_patterns(n: int, m: int) -> tuple[tuple[float, ...], ...]:
-    """All m x m matrices of zeros and ones with n ones in every row and column, flattened; of tied ones the first."""
+    """All m x m matrices of zeros and ones with n ones in every row and column, flattened, in a fixed order."""
     rows = [[float(i in ones) for i in range(m)] for ones in itertools.combinations(range(m), n)]
     tiles = itertools.product(rows, repeat=m)
     of_columns = (tile for tile in tiles if all(sum(column) == n for column in zip(*tile, strict=True)))

@@ -209,9 +209,9 @@ class TopK(TopKMask):
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         k = self._number("k") if k is None else k
-        given: Any = x  # which may be anything
+        given: Any = x
         is_usual = self.idle is None and self.dim == -1 and isinstance(given, Tensor) and x.dtype in SOFTNESS_LIMITS
-        if not (is_usual and x.dim()):  # the layout of other scores is checked on the general way
+        if not (is_usual and x.dim()):  # for other scores, the general path checks the layout
             check_scores(x, self.dim, joint=True)
             self._check_units(x)
         kept = keep_largest(x, k, self.dim, self.by) if self._softness is None else None

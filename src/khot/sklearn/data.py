@@ -22,7 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-MANY_CLASSES = 50  # integers of which there are more are rather values
+MANY_CLASSES = 50  # more different integers than these are probably values
 
 
 @dataclass

@@ -47,9 +47,9 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     are the features themselves, as in a concrete autoencoder: the selected features predict the others.
 
     With a linear predictor, training does not start from equal logits but from a least-squares solution, which needs no
-    draws; see ``khot.sklearn.start``. After 100 steps it then forces a decision between features that are alike. It
-    takes a fraction of a second for dozens or hundreds of features. A hidden layer, which starts from equal
-    logits, takes seconds.
+    draws; see ``khot.sklearn.start``. After 100 steps it then forces a decision between features that are alike.
+    Training takes a fraction of a second for dozens or hundreds of features; with a hidden layer, which starts from
+    equal logits, it takes seconds.
 
     The selector is worth its time if features matter only in combination, such as through their product: with
     ``predictor="hidden"`` it finds them, while univariate tests and linear models do not. On scanned digits and in
@@ -105,7 +105,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
     Attributes:
         support_: Which features are selected, bool ``(n_features,)``.
-        inclusion_probabilities_: Inclusion probability of each feature in the learned law, ``(n_features,)``.
+        inclusion_probabilities_: Inclusion probability of each feature in the learned design, ``(n_features,)``.
         n_iter_: Number of steps taken.
         loss_curve_: Training loss of each step, without the price.
         predictor_: The trained predictor, a function of standardised features, 0 where they are not selected.
@@ -289,7 +289,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         return predictor.train()
 
     def _train(self, data: Data, seed: int) -> Training:
-        """Trains until the law has settled, the held-out loss no longer improves, or ``max_iter`` steps were made."""
+        """Trains until draws have settled, the held-out loss no longer improves, or ``max_iter`` steps were made."""
         held_out = None
         if self.early_stopping:
             data, held_out = data.split(self.validation_fraction, seed)

@@ -22,7 +22,7 @@ from khot.relaxations import sigmoid_topk
 
 from .data import Data
 
-LARGEST_SYSTEM = 500  # unknowns of a linear system: features, or rows, of which only this many are used here
+LARGEST_SYSTEM = 500  # unknowns of a linear system: features, or rows (the start uses no more rows than these)
 MOST_STEPS = 100
 # The start ends where sum pi (1 - pi) is at most this share of its value for equal logits. Training minimises
 # squared error only for regression, so in classification the start should decide less.

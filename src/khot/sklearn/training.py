@@ -19,7 +19,7 @@ from .data import Data
 
 LOOK_EVERY = 10  # steps between two looks at the inclusion probabilities and at the held-out loss
 HURRY_AFTER = 100  # from this step on, every convergence check also sharpens the design
-HURRY = 1.1  # factor of the logits at such a look
+HURRY = 1.1  # the factor by which each check sharpens the logits
 TURN = threading.RLock()  # fits in several threads of Python take turns: torch has one random state for all of them
 
 
@@ -45,7 +45,7 @@ class Training:
         self.untrained_spread = spread(self.inclusion_probabilities())
 
     def objective(self, data: Data) -> tuple[Tensor, Tensor]:
-        """The loss, with a draw for each row, and the price of the features that draws have on average."""
+        """The loss, with a draw for each row, and the price of the mean number of features in a draw."""
         loss = data.loss(self.predictor(self.gate(data.x)))
         number = self.gate.k if self.gate.k is not None else torch.sigmoid(self.gate.logits).sum()
         return loss, torch.as_tensor(self.price * number, dtype=loss.dtype)
@@ -123,7 +123,7 @@ class Training:
 @contextmanager
 def training_mode() -> Iterator[None]:
     """In this context, torch records gradients and computes on the CPU in the dtype of its tensors."""
-    is_default = torch.get_default_device().type == "cpu"  # as a context, a device slows every call of torch down
+    is_default = torch.get_default_device().type == "cpu"  # a device as a context slows down every call of torch
     device = nullcontext() if is_default else torch.device("cpu")
     with torch.inference_mode(False), torch.enable_grad(), device, torch.autocast("cpu", enabled=False):
         yield
