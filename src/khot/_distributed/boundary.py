@@ -62,7 +62,7 @@ InParts = Callable[[dict[str, Any]], Callable[..., Tensor] | None]
 
 
 class Layout(NamedTuple):
-    """How the arguments and the result of a function are aligned with the rows of its first argument.
+    """How arguments and result of a function belong to the rows of its first argument.
 
     Attributes:
         signature: The signature of the function.

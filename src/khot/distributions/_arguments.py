@@ -60,7 +60,7 @@ def checked_param(name: str, value: Any) -> Tensor:
         raise ValueError(f"`{name}` must have shape (..., n) with n >= 1, but got shape {tuple(value.shape)}")
     if not (value.is_cpu or has_float64(value)):
         raise NotImplementedError(
-            f"k-hot laws are computed in float64, which {value.device.type} devices do not support: pass "
+            f"designs are computed in float64, which {value.device.type} devices do not support: pass "
             f"{name}.cpu(), through which gradients flow, and move the draws to the device"
         )
     return value

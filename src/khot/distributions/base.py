@@ -129,8 +129,8 @@ class KHotDistribution(TorchDistribution):
         Args:
             sample_shape: Shape of the independent draws.
             generator: Source of randomness on the device of the parameters; by default torch's own. Inside a vmap its
-                numbers follow ``randomness``, as those of the default one do. In an activation checkpoint only the
-                default one is set back, so that the second run raises a RuntimeError with any other.
+                numbers follow ``randomness``, as those of the default one do. An activation checkpoint resets only the
+                default one, so its second run raises a RuntimeError with any other.
         """
         shape, drawn = self._checked_draw(sample_shape, generator), self._rsample if self.has_rsample else self._sample
         with torch.no_grad():

@@ -20,8 +20,8 @@ class Brewer(SamplingDesign):
 
     where m units are still to be drawn and a is the sum of :math:`\pi_i` over those drawn already. ``mean`` is
     ``probs``. A draw takes O(nk) time. ``log_prob`` is exact; it sums over the orders in which the units of a vector
-    may be drawn, for k up to 10, in O(2^k n) time. For k = 2 the law is that of :class:`~khot.Sampford`. For other k it
-    is close to it, and Sampford's ``log_prob`` takes any k.
+    may be drawn, for k up to 10, in O(2^k n) time. For k = 2 the design is that of :class:`~khot.Sampford`. For other k
+    it is close to it, and Sampford's ``log_prob`` takes any k.
 
     All results are differentiable to any order in ``logits``, and in ``probs`` along changes that keep the sum.
 

@@ -26,7 +26,7 @@ from .entry import entry
 
 
 class ConditionalPoisson(SamplingDesign):
-    r"""The law :math:`P(x) \propto \exp\langle\theta, x\rangle` on k-hot vectors, the k-hot counterpart of Categorical.
+    r"""The k-hot counterpart of Categorical: :math:`P(x) \propto \exp\langle\theta, x\rangle` on k-hot vectors.
 
     ``logits`` are the natural parameters :math:`\theta`, the log-odds of independent Bernoulli units that are
     conditioned on :math:`\sum_i x_i = k`. Adding a constant to a row changes nothing. Among all designs with the same
@@ -38,10 +38,10 @@ class ConditionalPoisson(SamplingDesign):
     straight-through sample has the exact gradient of the entropy.
 
     **A range of sizes**, ``k=(low, high)`` with logits: the Bernoulli units conditioned on :math:`low \le \sum_i x_i
-    \le high`; use ``(0, k)`` for at most k ones. Everything above holds. The size of a draw is random with the law
-    ``size_probs``, and adding a constant to the logits shifts it. ``k`` and ``largest_k`` are the ends of the range.
-    ``enumerate_support`` lists the vectors by size and then in lexicographic order; ``sample_indices`` needs a single
-    size.
+    \le high`; use ``(0, k)`` for at most k ones. Everything above holds. The size of a draw is random, with the
+    probabilities ``size_probs``, and adding a constant to the logits shifts it. ``k`` and ``largest_k`` are the ends of
+    the range. ``enumerate_support`` lists the vectors by size and then in lexicographic order; ``sample_indices`` needs
+    a single size.
 
     **A prior over the size**, ``k=(low, high, log_prior)``: size m has the probability ``exp(log_prior[..., m -
     low])``, whatever the logits, and given its size x is conditional Poisson. Adding a constant to the logits then

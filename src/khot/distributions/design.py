@@ -51,7 +51,7 @@ k_hot_of_int = functools.lru_cache(k_hot)  # constraints that all designs of thi
 
 
 class SamplingDesign(KHotDistribution):
-    r"""A distribution over the k-hot vectors of length n; the base class, to which each subclass adds its law.
+    r"""A distribution over the k-hot vectors of length n: the base class of all designs.
 
     The parameter is either ``probs``, the inclusion probabilities :math:`\pi_i = P(x_i = 1)`, whose sum is k, or
     ``logits``, real scores from which ``probs = relaxation(logits, k, temperature)`` are computed at first use. All
@@ -83,16 +83,17 @@ class SamplingDesign(KHotDistribution):
 
     A design is immutable, as every distribution of torch is: it reads its parameters when it is made, and computes at
     most once what its members share, such as ``probs`` or a product tree. A design that is used after one of its
-    tensors was changed in place, as by an optimizer's step, raises a RuntimeError: make it inside the step. torch does
-    not count writes into ``.data``, in inference mode, and by optimizers with ``fused=True``, so none is noticed.
-    Of two backward passes through members of one design, the first needs ``retain_graph=True``, since they share parts.
+    tensors was changed in place, as by an optimizer's step, raises a RuntimeError: make it inside the step. Writes into
+    ``.data``, in inference mode, and by optimizers with ``fused=True`` are not noticed, because torch does not count
+    them. Of two backward passes through members of one design, the first needs ``retain_graph=True``, since they share
+    parts.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
         logits: Real scores ``(..., n)``; a relaxation may take ``-inf`` to exclude a unit and ``inf`` to include it.
         k: Number of ones, an int or an integer tensor that broadcasts with the batch shape of the parameter; it may
             extend that shape, as an enumerated k does. Required with ``logits``. With ``probs`` it is optional and must
-            equal their sum up to rounding; it is required where rounding leaves a doubt, as said above.
+            equal their sum up to rounding; it is required if rounding leaves the sum ambiguous, as said above.
         relaxation: Map ``relaxation(logits, k, temperature)`` onto the capped simplex.
         temperature: Softness of the relaxation, a positive number or a tensor that broadcasts to the batch shape.
         validate_args: Whether to check the contents of tensors, as everywhere in torch.distributions. Shapes, dtypes
@@ -109,8 +110,8 @@ class SamplingDesign(KHotDistribution):
         "k": constraints.nonnegative_integer,
     }
     has_enumerate_support = True
-    # The arguments that give a design all members of its class, as error messages print them; "" if any do, None if
-    # another design decides.
+    # The arguments with which a design has all members of its class, as error messages print them; "" if it always has
+    # them, None if that depends on another design.
     _complete_with: ClassVar[str | None] = ""
 
     k: Tensor  # the number of ones of each row, or the smallest if it varies
@@ -466,7 +467,7 @@ def designs_with(wanted: str) -> list[str]:
 
 
 def defined_by(cls: type[SamplingDesign]) -> set[str]:
-    """Those of :data:`OPTIONAL` that a class defines, rather than that they are sums over all vectors or missing."""
+    """Those of :data:`OPTIONAL` that a class defines itself, not as sums over all vectors."""
     return {name for name in OPTIONAL if getattr(cls, f"_{name}") is not getattr(SamplingDesign, f"_{name}")}
 
 

@@ -14,10 +14,9 @@ from .order_sampling import OrderSampling
 class GumbelTopK(OrderSampling):
     r"""Draws k units one after another, each with a probability proportional to its weight among the remaining units.
 
-    Equivalently, it selects the k largest of :math:`\theta_i + g_i` with independent standard Gumbel variables g. This
-    is the law of the first k places of a Plackett-Luce ranking, without their order.
-    ``logits`` are the natural parameters :math:`\theta = \log w`; adding a constant to a row changes nothing. For k = 1
-    it is the Categorical distribution.
+    Equivalently, it selects the k largest of :math:`\theta_i + g_i` with independent standard Gumbel variables g. The
+    drawn set is distributed as the first k places of a Plackett-Luce ranking. ``logits`` are the natural parameters
+    :math:`\theta = \log w`; adding a constant to a row changes nothing. For k = 1 it is the Categorical distribution.
 
     .. math:: P(S) = \int_0^1 \prod_{i \in S} \big(1 - u^{w_i / W}\big) du, \quad W = \sum_{j \notin S} w_j
 

@@ -41,7 +41,7 @@ class OrderSampling(SamplingDesign):
     On a CPU with numba, both integrals and their gradients are loops over rows with negligible memory, unless positions
     that matter are more than 300 apart, as those of the least probable sets are. Elsewhere the integrals hold all units
     at all nodes of the quadrature, 80 or more, in several float64 numbers each: up to 20 KB per unit if gradients are
-    needed. On a CPU without numba some rows are processed at a time, so that this is 150 MB, or one row.
+    needed. On a CPU without numba a few rows are processed at a time, in at most 150 MB unless a single row needs more.
     On an accelerator an integral and its gradient take at most 40 launches each for rows of one k that are neither
     many nor long, and positions that are finite and at most 160 apart; otherwise several hundred.
     """

@@ -28,12 +28,12 @@ class PhantomUnit(SamplingDesign):
 
     .. math:: P(|x| = k) = 1 - (\kappa - k), \qquad P(|x| = k + 1) = \kappa - k,
 
-    if the inclusion probabilities of the wrapped design are exact. Those of :class:`~khot.ParetoSampling` unless
-    ``adjust="exact"`` are only close to :math:`\pi`. So is the phantom's, and
-    :math:`P(|x| = k)` is the wrapped design's ``wrapped.mean[..., -1]``.
+    if the inclusion probabilities of the wrapped design are exact. Those of :class:`~khot.ParetoSampling` are only
+    close to :math:`\pi`, unless ``adjust="exact"``. Then :math:`P(|x| = k)` is the inclusion probability of the phantom
+    in the wrapped design, ``wrapped.mean[..., -1]``.
 
     The size is learned together with :math:`\pi`. A row whose sum is an integer, up to rounding, has the wrapped
-    design's law of that size. Rows of different sums form one batch.
+    design's distribution of that size. Rows of different sums form one batch.
 
     The law has a kink where the sum passes an integer. There, log_prob has derivatives only in directions that keep the
     sum, and score-function estimators do not learn the size: start from a sum that is not an integer, or use pathwise
@@ -42,8 +42,8 @@ class PhantomUnit(SamplingDesign):
     As x and the phantom determine each other, this design has what the wrapped design has: ``mean`` (equal to ``probs``
     if it is in the wrapped design), ``log_prob``, ``entropy``, ``pairwise_inclusion`` and ``mode``. All are
     differentiable in the parameter, including through the phantom's probability, as often as the wrapped design is in
-    its ``probs``. Members that the wrapped design
-    lacks raise NotImplementedError. ``k`` is the smaller of the two sizes.
+    its ``probs``. Members that the wrapped design lacks raise NotImplementedError. ``k`` is the smaller of the two
+    sizes.
 
     Probabilities in bfloat16 or float16 are used as they are, with the sum that they have. If rounding must not change
     the size, pass ``logits``, from which the probabilities are computed in float32.

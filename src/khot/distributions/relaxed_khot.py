@@ -64,9 +64,9 @@ class RelaxedKHot(KHotDistribution):
     scores of a sample are remembered as long as its memory is in use, as are those of values of
     ``biject_to(capped_simplex(k))``. So the density of a sample is exact, for its own law and for others, and
     differentiable through the scores; that of the detached sample is the same number. The density of other values,
-    such as copies, parts, and samples that were written to, is as accurate as their entries are: in float32 these do
-    not distinguish log-odds above 16.6, so that at a temperature of 0.05 and with logits some units apart, the
-    log-density of a copy may be off by more than 100. There is no density at an exact 0 or 1, where its limit is 0 or
+    such as copies, parts, and samples that were written to, is as accurate as their entries are. In float32 entries do
+    not distinguish log-odds above 16.6: at a temperature of 0.05, and with logits a few units apart, the log-density of
+    a copy may be off by more than 100. There is no density at an exact 0 or 1, where its limit is 0 or
     infinite: ``log_prob`` raises ValueError, or is ``-inf`` without validation, as for values outside the capped
     simplex. With other relaxations it raises NotImplementedError.
 

@@ -12,14 +12,14 @@ from .rows import draw_by_rows
 
 
 class Sampford(SamplingDesign):
-    r"""Draws k-hot vectors with the given inclusion probabilities, from a law in closed form.
+    r"""Draws k-hot vectors with the given inclusion probabilities; their probabilities have a closed form.
 
     .. math:: P(x) \propto \prod_{i: x_i = 1} \frac{\pi_i}{1 - \pi_i} \sum_{i: x_i = 1} (1 - \pi_i)
 
-    ``mean`` is ``probs``, without an equation to solve. The law is a reweighted conditional Poisson law, which gives
-    exact ``log_prob`` and draws. There is no rejection, however close to 1 a probability is. For k = 2 the law is that
-    of :class:`~khot.Brewer`. The most probable vector has the k largest ``probs``. The entropy has no closed form; it
-    is a sum over all vectors if C(n, k) is at most 1,000,000.
+    ``mean`` is ``probs``, without an equation to solve. The design is a reweighted conditional Poisson design, which
+    gives an exact ``log_prob``, and draws without rejection. For k = 2 it is that of :class:`~khot.Brewer`. The most
+    probable vector has the k largest ``probs``. The entropy has no closed form; it is a sum over all vectors if C(n, k)
+    is at most 1,000,000.
 
     All results are differentiable to any order in ``logits``, and in ``probs`` along changes that keep the sum.
 

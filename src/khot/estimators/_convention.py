@@ -59,7 +59,7 @@ def check_design(design: Any) -> None:
 
 
 def evaluate(f: Loss, values: Tensor, design: Distribution, *, reads_values_again: bool = True) -> Tensor:
-    """``f(values)``, checked to be one real number for each event, and to leave values that are read again alone."""
+    """``f(values)``, after checks that it is one real number per event and that f did not change ``values``."""
     version = version_of(values)
     losses: Any = f(values)
     if reads_values_again and version_of(values) != version:

@@ -116,7 +116,7 @@ class PerturbedTopK(PerturbedWrapper):
     curvature of f. ``rsample`` returns exact k-hot vectors; if a gradient is needed it costs O(M n) time and memory per
     draw.
 
-    ``mean`` and ``log_prob`` of the law are not known. For an ELBO, choose how draws are scored: ``log_prob=`` a design
+    ``mean`` and ``log_prob`` are not known. For an ELBO, choose how draws are scored: ``log_prob=`` a design
     of the same shape and size, or ``"none"``, which scores 0 and drops the entropy.
 
     Args:

@@ -52,7 +52,7 @@ class ReinMax(DesignWrapper):
     On :class:`~khot.ConditionalPoisson`, whose logits are natural parameters, J is the covariance of the design with
     inclusion probabilities :math:`\pi`. :math:`J(\pi_1)` needs the logits of another design for every draw, found by
     solving an equation: this is exact, but takes several times as long as a draw. With a range of sizes, J is the
-    covariance of the law of these sizes, and the size is learned too.
+    covariance under that range, and the size is learned too.
 
     On :class:`~khot.PhantomUnit`, x and :math:`\pi` include the phantom, which keeps their sum fixed, and the size is
     learned too. Where their sum is an integer, the change of the size has the straight-through gradient. The logits are

@@ -88,8 +88,8 @@ def score_function(
 
     * ``"none"``: 0.
     * ``"leave_one_out"``: the mean of the other S - 1 losses.
-    * ``"moving_average"``: the mean of the losses of the preceding draws in the same call, 0 for the first. Nothing is
-      kept from one call to the next; for that, and for S = 1, use a :class:`~khot.MovingAverage` object.
+    * ``"moving_average"``: the mean of the losses of the preceding draws in the same call, 0 for the first. It forgets
+      them after the call; for S = 1, or to remember, use a :class:`~khot.MovingAverage` object.
     * a function ``baseline(design)`` that returns a number or a tensor that broadcasts to ``batch_shape``, such as a
       learned critic. It never sees the draws. If it has a method ``update``, this gets the detached losses afterwards.
 
@@ -206,7 +206,7 @@ def _check_draws(design: Distribution, value: Any, losses: Any, min_samples: int
 
 
 def _learn(baseline: Baseline, losses: Tensor, surrogate: Tensor) -> Tensor:
-    """The surrogate; then updates the baseline, which must have been evaluated before it sees the losses."""
+    """Updates the baseline with the losses, after the surrogate has used it; returns the surrogate."""
     if update := getattr(baseline, "update", None):
         update(losses.detach())
     return surrogate

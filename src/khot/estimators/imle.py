@@ -25,10 +25,10 @@ class AdaptiveStep:
 
     .. math:: \lambda = \alpha \, \lVert\theta + \epsilon\rVert \, / \, \lVert g\rVert
 
-    over the whole batch. After each backward pass :math:`\alpha` grows by ``increment`` if a running mean of the number
-    of nonzero gradient entries per draw is below ``target``. Otherwise it shrinks by the same amount, but not below 0.
-    The smallest step that lets gradients through has the least bias. Unlike in the paper, the norm is that of the
-    perturbed scores, so it does not vanish if learning starts from zeros.
+    with norms over the whole batch. After each backward pass :math:`\alpha` grows by ``increment`` if a running mean of
+    the number of nonzero gradient entries per draw is below ``target``. Otherwise it shrinks by the same amount, but
+    not below 0. The smallest step that lets gradients through has the least bias. Unlike in the paper, the norm is that
+    of the perturbed scores, so it does not vanish if learning starts from zeros.
 
     Args:
         initial: First :math:`\alpha`.
@@ -106,7 +106,7 @@ class IMLE(PerturbedWrapper):
     less than those of Gumbel top-k, or of :class:`~khot.ConditionalPoisson` with ``logits / temperature``, and much
     less if k is large. ``rsample`` returns exact k-hot vectors, which can be differentiated once.
 
-    ``mean`` and ``log_prob`` of the law are not known. For an ELBO, choose how draws are scored: ``log_prob=`` a design
+    ``mean`` and ``log_prob`` are not known. For an ELBO, choose how draws are scored: ``log_prob=`` a design
     of the same shape and size, or ``"none"``, which scores 0 and drops the entropy.
 
     Args:

@@ -15,7 +15,7 @@ from khot.laws.subsets import k_hot_vectors_of_rank
 
 
 class Support:
-    """The values of a law, of which any range can be computed without the others.
+    """The values of a law, any range of which can be computed without the others.
 
     They are ordered by the values of the latents; the last latent varies fastest.
 

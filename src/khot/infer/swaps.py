@@ -182,7 +182,7 @@ class Proposals(NamedTuple):
         half = half[:, : closed.shape[-1]] * part.unsqueeze(1)
         weights = torch.stack((-half, half)).masked_fill_(closed, -torch.inf)
         if self.none is None:
-            leaving, entering = (weights + gumbel(weights[0])).argmax(-1)  # a unit either leaves or enters
+            leaving, entering = (weights + gumbel(weights[0])).argmax(-1)  # other units leave than enter
             return Swap(row, leaving, entering, has_none=False)
         none_leaves, none_enters = self._none_in(row)
         for_unit, for_none = torch.stack((self.for_unit, self.for_none))[:, part, block, row]
@@ -238,7 +238,7 @@ class Point:
 
 
 class Move(Protocol):
-    """A proposal: how to draw it is the matter of its class."""
+    """A proposal, which each class draws in its own way."""
 
     @property
     def reverse(self) -> "Move": ...
@@ -262,7 +262,7 @@ def log_mixture(uniform: Tensor, informed: Tensor, uniform_share: float) -> Tens
 
 
 def gumbel(like: Tensor) -> Tensor:
-    """Gumbel noise. The largest sum of it and logarithms of weights is at a draw in proportion to the weights."""
+    """Gumbel noise: added to logarithms of weights, its largest entry is a draw in proportion to the weights."""
     return torch.empty_like(like).exponential_().log_().neg_()
 
 

@@ -15,13 +15,13 @@ from .exact.reductions import WHOLE, Whole
 
 
 class Call(NamedTuple):
-    """What there is to know about a call.
+    """What determines how a call is computed.
 
     Attributes:
         is_compiling: Whether Dynamo or ``torch.export`` traces it.
         writes_onnx: Whether it becomes part of a program for ONNX.
         is_plain: See :func:`is_plain`.
-        over: Sums over the items of its rows, of which other processes may hold further parts.
+        over: Sums over the items of its rows, including those that other processes hold.
     """
 
     is_compiling: bool
@@ -31,7 +31,7 @@ class Call(NamedTuple):
 
     @property
     def reads_layouts(self) -> bool:
-        """Whether checks read the layouts of tensors: in plain calls all are dense, and Dynamo refuses to tell."""
+        """Whether checks read the layouts of tensors: in plain calls all are dense, and Dynamo cannot read them."""
         return not (self.is_plain or self.is_compiling)
 
 
@@ -74,5 +74,5 @@ def is_first_derivative(*tensors: Tensor) -> bool:
 
 
 def is_differentiated_again(call: Call) -> bool:
-    """Whether the derivative in this call will be differentiated itself, in either mode; unknown to graphs."""
+    """Whether the derivative in this call will be differentiated itself, in either mode; not for graphs."""
     return not call.is_compiling and (torch.is_grad_enabled() or in_forward_mode())

@@ -51,7 +51,7 @@ from .operators.platforms import DEVICES, MAX_N, OBSTACLES, lacks_triton, warn_w
 
 log = logging.getLogger("khot")
 
-MOST_CHOICES = 64  # of an operation that are kept; exponents and numbers of draws may change from step to step
+MOST_CHOICES = 64  # choices kept for an operation; exponents and numbers of draws may change from step to step
 
 BACKENDS = ("auto", "torch", *DEVICES)
 
@@ -323,7 +323,7 @@ def has_draws(x: Tensor, n: int, rows: int, draws: int) -> str | None:
 def define(name: str, function: Callable[..., Any]) -> Any:
     """Registers a function as ``khot::name``, inside which all parts of torch except autograd work.
 
-    Its arguments that are given by keyword only are no arguments of the operator.
+    Its keyword-only arguments are not arguments of the operator.
     """
     signature = inspect.signature(function)
     taken = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.KEYWORD_ONLY]

@@ -216,7 +216,7 @@ def slopes(
     function: Callable[[Tensor, Any], Tensor], logits: Tensor, k: Size
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """:func:`pull_back` for code that is not differentiated again: by plain autograd if that is enough."""
-    no_graphs = torch.is_inference_mode_enabled()  # where transforms of functions still make them
+    no_graphs = torch.is_inference_mode_enabled()  # only transforms of torch.func differentiate in this mode
     if torch.is_grad_enabled() or no_graphs or not runs_on_cpu(logits) or has_derivative(logits, False):
         return pull_back(function, logits, k)
     with torch.enable_grad():

@@ -35,7 +35,7 @@ FARTHEST = 24.0, 160.0  # distance of positions in ordinary rows on a CPU, where
 FARTHEST_AHEAD = 600.0  # of a member from all units outside the set, if ranks are exponential
 FINE = 4  # points of the grid per unit of time
 MOST_POSITIONS = 2**20  # of all rows; a grid has about a hundred points for each
-WORK, FEW = 192, 160  # members times nodes, per unit of a row or of this many units: for large k there are many nodes
+WORK, FEW = 192, 160  # members times nodes, at most so many for each unit; rows of fewer units count as FEW
 OUTSIDE = 1e300  # lowers positions so far that their exponentials are 0
 
 

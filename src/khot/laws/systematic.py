@@ -140,7 +140,7 @@ def draw_in_random_order(
 def log_prob_in_order(probs: Tensor, k: Tensor, value: Tensor, kept: Once | None = None) -> Tensor:
     """Log-probability of k-hot values in the given order; ``-inf``, without gradient, for impossible ones."""
     distance = _kept_line(probs, k, kept) - (value.detach().cumsum(-1, dtype=torch.long) << 62)
-    distance = distance.clamp(-ONE, ONE - 1)  # impossible values pass one of these before they are 4 away
+    distance = distance.clamp(-ONE, ONE - 1)  # sums modulo 4 of impossible values leave this range before they wrap
     length = by_formula(_length, _length_and_ends, _pull_back, probs, distance)
     impossible = length <= TOLERANCE
     return length.masked_fill(impossible, 1.0).log().masked_fill(impossible, -torch.inf)

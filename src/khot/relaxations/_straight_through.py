@@ -63,7 +63,7 @@ def straight_through_topk(
     check_scores(x, dim, joint=True)
     check_function("relaxation", relaxation, "(x, k, softness)")
     rows = as_rows(x, dim)
-    check_softness("softness", softness, x, rows.shape[:-1])  # here, since the relaxation has another name for it
+    check_softness("softness", softness, x, rows.shape[:-1])  # here, for an error with this name
     check_positive_contents("softness", softness)
     relaxed = over_parts(relaxation, _call.over)(rows, k, softness)
     size = k.detach().round().long() if isinstance(k, Tensor) else round(k)

@@ -27,8 +27,8 @@ def with_call(
     """Decorator: :func:`of_rows` for a function whose first parameter, the kind of the call, is hidden from users.
 
     Args:
-        in_parts: Whether it handles sharded rows, with the reductions in ``call.over``; or a function of its arguments
-            that tells. Rows are gathered if it does not. See :func:`over_parts`.
+        in_parts: Whether it handles sharded rows, with the reductions in ``call.over``, or a function of its arguments
+            that says so. Otherwise rows are gathered. See :func:`over_parts`.
         batch_first: See :func:`khot._distributed.boundary.of_rows`.
         needs_float64: See there.
     """

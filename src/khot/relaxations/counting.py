@@ -297,7 +297,7 @@ def _root(sides: _Sides, scale: Tensor, target: Tensor) -> _Root:
     log_root = (missing.square() + (log_left + log_right - width).exp()).sqrt().add(missing.abs()).log()
     near_left = torch.minimum((log_left - log_root).clamp(min=0), width.masked_fill(sides.mass_right == 0, torch.inf))
     near_right = torch.minimum((log_right - log_root).clamp(min=0), width.masked_fill(sides.mass_left == 0, torch.inf))
-    lean = log_left - log_right  # of the balanced point: how much farther it is from the left neighbour
+    lean = log_left - log_right  # how much farther the balanced point is from the left neighbour
     from_left, from_right, is_balanced = missing < 0, missing > 0, missing == 0
     left = torch.where(from_left, near_left, torch.where(from_right, width - near_right, 0.5 * (width + lean)))
     right = torch.where(from_left, width - near_left, torch.where(from_right, near_right, 0.5 * (width - lean)))

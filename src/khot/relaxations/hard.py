@@ -89,7 +89,7 @@ def topk_indices(
         k: Number of positions, which may exceed n.
         starts: First positions of the parts, an integer tensor that broadcasts with the batch shape; by default 0.
         lengths: Lengths of the parts, an integer tensor that broadcasts with the batch shape; by default to the end.
-        fill: Stands for missing positions.
+        fill: The entry that stands for a missing position.
         dtype: ``torch.int64`` or ``torch.int32``.
 
     Returns:

@@ -1,7 +1,8 @@
-"""What tensors were made from, found by their memory: rounding may have taken from a tensor what its source still has.
+"""What tensors were made from, found by their memory: a source still has the digits that rounding took from its tensor.
 
-An entry belongs to the memory of a tensor, lives as long as that, and holds for all tensors that show the same entries
-of it: the tensor itself and its detached forms, but no copies. It ends with the next write that torch counts.
+An entry belongs to the memory of a tensor and lives as long as that. It holds for all tensors that show the same
+entries of it, the tensor itself and its detached forms, but not for copies. It ends with the next write that torch
+counts.
 """
 
 from typing import Any, NamedTuple

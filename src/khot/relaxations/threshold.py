@@ -67,7 +67,7 @@ def topk_threshold(
     check_function("relaxation", relaxation, "(x, k, softness)")
     rows = as_rows(x, dim)
     if relaxation is topk_mask:
-        check_softness("softness", softness, x, rows.shape[:-1])  # someone may have meant it as an axis
+        check_softness("softness", softness, x, rows.shape[:-1])  # the caller may have meant it as an axis
         return _middle_of_the_gap(rows, k)
     link = link_of(relaxation)
     if link is None:

@@ -63,7 +63,7 @@ _not_too_long = only_if(
 
 
 class _Loop(Operation):
-    """A function of this name in numba, for plain calls of laws that have asked whether a loop takes them."""
+    """A function of this name in numba, for plain calls from laws that have checked that the loop takes them."""
 
     def __init__(self, name: str, module: str, takes: Callable[..., str | None] = lambda *asked: None) -> None:
         super().__init__(__name__, name)

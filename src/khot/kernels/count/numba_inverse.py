@@ -210,7 +210,7 @@ def _evaluate(block, n, target, free, residual, weight, numbers):
 
 @per_row
 def _combine(residual, mean, weight, free, aim, last_residual, last_aim, move, going, is_first):
-    """Moves the aim by the residual, minus the part that the last move predicts to lead nowhere."""
+    """Moves the aim by a step of Anderson's method: by the residual, corrected by the last move."""
     n, of_both, of_change = aim.shape[0] // LANES, every(0.0), every(0.0)
     for i in range(n):
         lack = at(residual, i) - at(mean, 0)

@@ -1,7 +1,7 @@
 r"""Systems in the covariance C of short rows of units given their count, by conjugate gradients, in numba.
 
-C is the Laplacian of a graph: its rows sum to 0. Eight rows are solved at a time; one that is solved does not move any
-more. Rows that are not solved are left to other code.
+C is the Laplacian of a graph: its rows sum to 0. Eight rows are solved at a time; a row that is solved no longer
+changes. Rows that are not solved are left to other code.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -75,7 +75,7 @@ def _product(block, n, v, result):
 
 @per_row
 def _pass_on(block, n, residual, v, variance, spread, along):
-    """Starts with v of the units of small variance, if a norm would only measure these, and passes on their entries."""
+    """Solves for units of small variance first, if a norm would only measure these, and passes on their entries."""
     few = many = every(0.0)
     for i in range(n):
         share, b = at(variance, i), at(residual, i)

@@ -142,7 +142,7 @@ def kernel_for_dtype(factory: Callable[[Any], Callable[..., int]]) -> Callable[[
 def array_of(x: torch.Tensor) -> Any:
     """The numbers of a contiguous tensor as a flat array, for as long as somebody keeps the tensor.
 
-    After ``Tensor.numpy`` a storage could not be resized any more, as FSDP does with that of a parameter.
+    ``Tensor.numpy`` is not used, because the storage could not be resized any more, as FSDP does with parameters.
     """
     kind, dtype = _NUMBERS[x.dtype]
     return np.frombuffer((kind * x.numel()).from_address(x.data_ptr()), dtype)

@@ -56,7 +56,7 @@ def _polynomial(real, coefficients):
 
 
 def _exponentials(real, lowest, highest, *coefficients):
-    """exp and flushed exp; that of ``lowest`` is 0, and that of ``highest`` is still finite."""
+    """exp and flushed exp; exp(lowest) is 0, and exp(highest) is still finite."""
     (integer, bits_of, of_bits), limits, lowest, highest = BITS[real], np.finfo(real), real(lowest), real(highest)
     lowest_normal = real(math.ceil(math.log(limits.tiny)))
     half, one, bias, shift = real(0.5), real(1), limits.maxexp - 1, integer(limits.nmant)
@@ -66,7 +66,7 @@ def _exponentials(real, lowest, highest, *coefficients):
 
     @inlined
     def reduce(v):
-        """The bits of an integer n, above others, and e^v / 2^n."""
+        """Bits that end in an integer n, and e^v / 2^n."""
         shifted = v * per_log2 + rounder
         n = shifted - rounder
         r = (v - n * log2_high) - n * log2_low

@@ -165,7 +165,7 @@ def moments(x, centre):
 
 @per_row
 def gather_finite(x, kept):
-    """Copies the finite items to the start of ``kept``; returns their number and that of +inf, zeros with a NaN."""
+    """Copies the finite items to the start of ``kept``; returns their number and that of +inf, or zeros for a NaN."""
     finite = selected = others = 0
     for v in x:  # without branches, which no processor could predict
         kept[finite] = v

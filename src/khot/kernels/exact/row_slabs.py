@@ -21,7 +21,7 @@ from khot._torch_internals import for_transforms
 from ..call import runs_on_cpu
 from ..operators.autograd import SavingFunction, with_forward_mode
 
-MOST_SLABS = 6  # each costs a few milliseconds of small operations; a sixth of a hundred times the input is enough
+MOST_SLABS = 6  # each costs a few milliseconds; six reduce the memory, some hundred times the input, to a sixth
 
 _thread = threading.local()  # its attribute ``inside`` says whether a slab is being computed
 
@@ -49,7 +49,7 @@ def by_rows(function: RowFunction, largest: int, *arguments: Tensor, most: int |
     Calls inside a slab are not split again.
 
     Args:
-        function: For rows with any one leading dimension, or with those of the arguments if these are small.
+        function: A function of rows with one leading dimension of any length, or with those of small arguments.
         largest: Number of entries of the broadcast first argument up to which there are no slabs.
         *arguments: Tensors whose shapes without the last dimension broadcast.
         most: Largest number of slabs, which become larger instead; None for no limit.

@@ -223,7 +223,7 @@ def _is_optimal(objective: Objective, v: Tensor) -> Tensor:
 
 
 def check_contents(targets: Tensor, weights: Tensor, names: list[str], strength: Tensor, magnitude: bool) -> None:
-    """Raises a ValueError for targets or weights, called by these names, that are not finite or out of range."""
+    """Raises a ValueError with these names if targets or weights are not finite or out of range."""
     for name, value in zip(names, (targets, weights), strict=True):
         if not bool(value.isfinite().all()):
             raise ValueError(f"`{name}` must be finite, but contains {value[~value.isfinite()][0].item()}")

@@ -33,8 +33,8 @@ class Link(ABC):
 
     A subclass provides four elementwise functions in differentiable torch operations; the engine provides the root, the
     implicit derivatives of every order, batching and masking. The other methods have defaults, which are exact as long
-    as ``value`` and ``slope`` do not underflow; slopes that do count as equal. A link with exponential tails overrides
-    the logarithms to stay exact beyond that.
+    as ``value`` and ``slope`` do not underflow; slopes that underflow count as equal. A link with exponential tails
+    overrides the logarithms to stay exact beyond that.
 
     Attributes:
         compact: Whether F reaches 0 and 1 at finite ``z``. The threshold is then not unique if ``y`` consists only of
@@ -45,12 +45,12 @@ class Link(ABC):
         condition: For a compact link, a bound of z F'(z) / F(z) for F(z) < 1: how much F magnifies the rounding of z.
         moments: Mean and variance of F as a distribution function, only for the first guess; None if they do not exist
             or are unknown, in which case the guess uses quantiles.
-        link_id: The number of a class of the library in operators; None for others, also for subclasses. A link of such
-            a class is determined by its ``q``, and never changes.
-        kernel: The name of its pieces for fused loops, in the files beside that of its class, see
+        link_id: The number by which operators know a class of this library; None for other classes, also for
+            subclasses. A link of such a class is determined by its ``q``, and never changes.
+        kernel: The name under which fused loops find this link in the files beside that of its class, see
             :mod:`khot.kernels.links.base_triton` and :mod:`khot.kernels.links.base_numba`; None, also for subclasses,
-            if it has none. Those of compact links have no logarithms.
-        q: The parameter of the pieces, if they have one; for a compact link the same as ``condition``.
+            if it has no such files. Compact links have no loops for logarithms.
+        q: The parameter of the link in fused loops, if it has one; for a compact link the same as ``condition``.
 
     Compiled graphs and exported programs contain only links of the library, as numbers. A mask by another link ends a
     graph of ``torch.compile``, and is computed eagerly.
@@ -87,13 +87,13 @@ class Link(ABC):
 
     @property
     def key(self) -> tuple[int, float]:
-        """By which operators refer to it: its number and its parameter, or for a user's own link its address here."""
+        """What operators know it by: its number and its parameter, or for a user's own link its address here."""
         _OWN[id(self)] = self
         return id(self), 1.0
 
     @cached_property
     def numbers(self) -> tuple[float, float, float]:
-        """What fused loops get at run time: q, and centre and squared spread for the first guess."""
+        """The numbers that fused loops get at run time: q, and centre and squared spread for the first guess."""
         centre, spread = self.start(torch.device("cpu"))
         return float(self.q), float(centre), float(spread)
 

@@ -67,13 +67,11 @@ def _power(z: Tensor, exponent: float) -> Tensor:
     return root * root * z if exponent % 2 else root * root
 
 
-_kept_clipped_power = lru_cache(maxsize=256)(ClippedPower)  # not more, as an annealed exponent changes in each step
+_kept_clipped_power = lru_cache(maxsize=256)(ClippedPower)  # limited, as an annealed exponent changes in each step
 
 
 def clipped_power(p: float, is_compiling: bool | None = None) -> ClippedPower:
     """The link for this p; a caller may pass ``is_compiling`` if it knows whether the call is traced by a compiler."""
     if torch.compiler.is_compiling() if is_compiling is None else is_compiling:
-        return ClippedPower(
-            next(iter({p}))
-        )  # a number that is hashed is a constant of the graph, even if it was an input
+        return ClippedPower(next(iter({p})))  # hashing makes an input of the graph one of its constants
     return _kept_clipped_power(p)

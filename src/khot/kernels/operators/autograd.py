@@ -1,9 +1,9 @@
 """Forward-mode derivatives for autograd Functions, avoiding problems of torch.
 
-Dynamo refuses to trace a Function that has a ``jvp``. Of the transforms of torch.func it traces a ``grad`` or ``vjp``
-correctly, unless an argument of the Function is that of the differentiated function itself; the derivatives of others
-would silently be zero. And torch switches forward mode off inside a ``jvp``, so that forward-over-forward derivatives
-would be zero, too.
+Dynamo refuses to trace a Function that has a ``jvp``. Of the transforms of torch.func it traces only ``grad`` and
+``vjp`` correctly, and these only if the Function does not get the argument of the differentiated function itself; other
+derivatives would silently be zero. So would forward-over-forward derivatives, because torch switches forward mode off
+inside a ``jvp``.
 """
 
 import types
@@ -93,9 +93,9 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
 
 
 def _for_traced_transforms(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a Function that Dynamo traces, such that transforms of torch.func do not lose its derivatives.
+    """The arguments of a Function that Dynamo traces, changed so that no transform of torch.func loses its derivatives.
 
-    The graph ends at transforms that do.
+    Transforms for which this does not help end the graph.
     """
     transforms = traced_transforms()
     if transforms == ("Grad",):

@@ -32,7 +32,7 @@ def _solve(x, strength, of_ranks, items, constants, slopes, starts):
 
 @per_row
 def _average(v, of_places, starts, count, strength, of_ranks):
-    """The projection in place of the items, or with 0 ``of_places`` dL/d items in place of dL/d projection."""
+    """Replaces the items by the projection or, if ``of_places`` is 0, dL/d projection by dL/d items."""
     stop, inverse = v.shape[0], 1 / strength
     for block in range(count - 1, -1, -1):
         start = starts[block]

@@ -89,7 +89,7 @@ def anchor_of(excess, gap):
 
 @per_row
 def _weigh(g, at):
-    """Replaces the masses with what each point gives to its right and left neighbour, to pass on to items beyond."""
+    """Replaces the masses by the shares of dL/d point that go to the items on the right and on the left."""
     excess, near, far, decay = at
     for i in range(g.shape[0]):
         half = _half_both(excess[i], near[i], far[i], decay[i])

@@ -80,7 +80,7 @@ def _pull(old, decay, weight, total):
 
 
 def _scan_of(value: Compiled) -> Compiled:
-    """A scan that writes this value of what it overwrites, the decay across a gap, the weight beyond, and the sum."""
+    """A scan that writes ``value(old, decay, weight, total)``, where ``old`` is the number that it overwrites."""
 
     @per_row
     def scan_stretch(decay, back, w_before, w_back, a, b, before, after_back, across, across_back):

@@ -18,7 +18,7 @@ from ..cpu.maths import BITS, Real
 from ..cpu.rows import REALS_AT, longs_at
 from ..exact.rows import compute_dtype
 
-WORK = 8  # of an item, in items of other loops
+WORK = 8  # an item takes as long as so many items of other loops
 BLOCK = 2**15  # items whose keys stay in a cache between the steps
 
 _bits_of, _LARGEST = BITS[np.float32][1], np.int32(2**31 - 1)

@@ -35,7 +35,7 @@ exp = EXP[np.float64]
 log = LOG[np.float64]
 MOST_ANGLES = 128
 TRIALS = 60  # most steps of a search, which takes 3 to 12
-LONGEST, ACCURACY, RESOLUTION = 2.0, 1e-3, 1e-20  # of steps and positions, and of the square of a mean
+LONGEST, ACCURACY, RESOLUTION = 2.0, 1e-3, 1e-20  # longest step, accuracy of a position, rounding of a squared mean
 NEAR = 4  # times on each side of the peak at which the curvature is computed
 SLACK = 3.0  # in addition to the depth, for P(N = k) itself
 TINY = 1e-300

@@ -170,7 +170,7 @@ def log_prob_of(noise):
 
     @inlined
     def log_prob(theta, drawn, members, last, best, depth, with_slopes, slope, space):
-        """log P(S) of a row of finite positions, 0 < k < n, to e^-depth; writes the derivatives. Infinite if left.
+        """log P(S) of a row of finite positions, 0 < k < n, to e^-depth, infinite if left; writes the derivatives.
 
         ``last`` is the position of the lowest of the members, ``best`` that of the highest of the others.
         """

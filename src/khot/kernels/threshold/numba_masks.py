@@ -40,9 +40,9 @@ def filler(link: NumbaLink, log: bool, real: Real) -> Compiled:
 
 @per_row
 def _settle(y, k):
-    """Scales a mask so small that no entry can reach its cap, far out in a tail, where all share the rounding of z.
+    """Scales a mask with a small sum so that it sums to k: far out in a tail, all entries share the rounding of z.
 
-    There a change of the threshold multiplies all entries by about the same factor.
+    There a change of the threshold multiplies all entries by about the same factor, and none can reach its cap.
     """
     rate = np.float32(k / total_of(y) - 1)
     if 0 < abs(rate) < SLIGHT:

@@ -187,7 +187,7 @@ def _differentiate_rows(
         held = tl.maximum(weight, TILE.tiny)
         mean = quotient(direct, held)
         grad_k = tl.where(weight > 0, a + mean, 0.0)
-        gap = (weight < 0, off, off, off, off, off)  # no row is in one
+        gap = (weight < 0, off, off, off, off, off)  # no row has its threshold in a gap
         if HAS_GAPS and any_row(weight < FAR):
             left, right, plain, of_above, of_below, above, below = _gap(
                 x_rows, g_rows, n, anchor, off, scale, LINK, TILE

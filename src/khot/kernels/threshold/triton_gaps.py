@@ -36,7 +36,7 @@ def neighbours(x_rows, n, anchor, off, inverse, cut, TILE: tl.constexpr):
 
 @triton.jit
 def relative_slopes(x, left, right, inverse, LINK: tl.constexpr):
-    """Slopes relative to that of the edge of the gap on the same side, ``left`` or ``right``, and who is above it."""
+    """Slopes relative to that of the edge of the gap on the same side, ``left`` or ``right``; which items are above."""
     above = x >= over(right)
     beyond = tl.where(above, x - over(right), over(left) - x) * over(inverse)
     slope = tl.exp(-tl.where(beyond == beyond, beyond, float("inf")))  # NaN if both are infinite
