@@ -150,9 +150,9 @@ def compare_estimators(
     cheapest, and is exact for linear f. The gradients of ReinMax and straight-through depend on f between the k-hot
     vectors.
 
-    Gradients are those of E[f(x)], summed over the batch, with respect to the parameter of the design, ``probs`` or
-    ``logits``. The sum of ``probs`` is fixed, so only the part that does not change it counts. The exact gradient is
-    computed by :func:`~khot.enumerated` unless it is given. Draws come from torch's global generator.
+    Estimated is the gradient of E[f(x)], summed over the batch, with respect to the parameter of the design, ``probs``
+    or ``logits``. The sum of ``probs`` is fixed, so only the part that does not change it counts. The exact
+    gradient is computed by :func:`~khot.enumerated` unless it is given. Draws come from torch's global generator.
 
     Args:
         design: A design, or designs by name.

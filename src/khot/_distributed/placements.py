@@ -136,6 +136,6 @@ def chunks(length: int, parts: int) -> list[int]:
 def whole(
     local: Tensor, like: "DTensor", placements: "Sequence[Placement]", shape: torch.Size, stride: tuple[int, ...]
 ) -> "DTensor":
-    """The DTensor of this shape of which each process has a local part, on the mesh of another one."""
+    """The DTensor of this shape that consists of the local parts of all processes, on the mesh of another one."""
     kind = torch.distributed.tensor.DTensor
     return kind.from_local(local, like.device_mesh, list(placements), run_check=False, shape=shape, stride=stride)

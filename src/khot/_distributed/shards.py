@@ -1,4 +1,4 @@
-"""Sharded rows, of which each process holds some items: sums, maxima and gathers over the processes.
+"""Sharded rows: sums, maxima and gathers over the processes, each of which holds some items of a row.
 
 A function that handles such rows gets these reductions as its argument ``over``. Its control flow must depend only on
 reduced numbers, which are the same on all processes; otherwise it would deadlock.
@@ -23,7 +23,7 @@ __all__ = ["Shards"]
 
 @dataclass(frozen=True, eq=False)
 class Shards(Whole):
-    """Rows of which every process holds a part: the processes, and the numbers of items.
+    """Rows that are sharded over processes: the processes, and their numbers of items.
 
     Attributes:
         groups: The groups of processes over which the items are spread, one for each mesh axis that shards rows.
@@ -58,7 +58,7 @@ class Shards(Whole):
         return together.unbind()
 
     def max(self, *numbers: Tensor) -> tuple[Tensor, ...]:
-        """Maxima over the parts, in float64: one collective for all of the numbers, of which none is NaN."""
+        """Maxima over the parts, in float64: one collective for all of the numbers; none may be NaN."""
         return self.reduced(_stacked(numbers), dist.ReduceOp.MAX).unbind()
 
     def seen(self, *numbers: Tensor) -> tuple[Tensor, ...]:

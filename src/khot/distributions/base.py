@@ -82,8 +82,8 @@ class KHotDistribution(TorchDistribution):
     _provenance: frozenset[Any] = frozenset()  # what Pyro's provenance tensors among the parameters depend on
     _wide: Tensor
     _shared_k: int | None = None  # the size, if it is known to be the same in all rows
-    _tensors: list[Tensor]  # those that were given
-    _counted: Sequence[Tensor] = ()  # those of them whose writes torch counts
+    _tensors: list[Tensor]  # the arguments that are tensors
+    _counted: Sequence[Tensor] = ()  # `_tensors`, without those whose writes torch does not count
     _writes: int
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -77,8 +77,8 @@ class SamplingDesign(KHotDistribution):
 
     Tensors are plain: for a ``torch.distributed.tensor.DTensor`` the guide "at scale" has a recipe.
 
-    With a parameter in bfloat16 or float16 every result is that of float32, rounded, and draws are the same. A sum of
-    rounded probabilities may not determine the size, in these types for k in the hundreds and in float32 for k of
+    With a parameter in bfloat16 or float16 every result is the rounded result of float32, and draws are the same. A sum
+    of rounded probabilities may not determine the size, in these types for k in the hundreds and in float32 for k of
     hundreds of thousands: ``probs`` then need ``k``, and are treated as roundings of probabilities that sum to k.
 
     A design is immutable, as every distribution of torch is: it reads its parameters when it is made, and computes at
@@ -117,7 +117,7 @@ class SamplingDesign(KHotDistribution):
     k: Tensor  # the number of ones of each row, or the smallest if it varies
     largest_k: Tensor  # the largest number of ones of each row, which differs only if `_size_varies`
     _size_varies: bool = False  # whether draws of one row may differ in their number of ones
-    _relaxes: ClassVar[bool] = True  # whether the class takes `logits` of which `probs` are a relaxation
+    _relaxes: ClassVar[bool] = True  # whether the class takes `logits` and relaxes them to `probs`
 
     @entry
     def __init__(

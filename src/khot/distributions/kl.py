@@ -38,7 +38,7 @@ MAX_TERMS = 10_000  # the most vectors to enumerate; beyond it, a sampled diverg
 
 
 def _rounded(divergence: Divergence) -> Divergence:
-    """Computes in float64, and converts the result to the type to which torch promotes those of both laws.
+    """Computes in float64, and converts the result to the dtype to which torch promotes the dtypes of both laws.
 
     In long rows a divergence is the difference of two numbers that are far larger than it.
     """

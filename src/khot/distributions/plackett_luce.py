@@ -148,7 +148,7 @@ class PlackettLuce(KHotDistribution):
         return entropy
 
     def _enumerated_support(self, expand: bool) -> Tensor:
-        """All n! / (n - k)! values in lexicographic order, of which there may be at most ``MAX_SUPPORT``."""
+        """All n! / (n - k)! values, at most ``MAX_SUPPORT``, in lexicographic order."""
         k = shared_k(self, "enumerate_support")
         values = law.rankings(self._n, k, 0, self._count("enumerate_support", k), self._wide.device)
         values = values.view(len(values), *(1,) * len(self.batch_shape), k)

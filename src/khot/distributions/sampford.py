@@ -44,7 +44,7 @@ class Sampford(SamplingDesign):
         >>> design.log_prob(design.enumerate_support()).exp()
         tensor([0.5000, 0.4000, 0.1000])
 
-        Probabilities proportional to size, of which none exceeds 1, for two of four units:
+        Two of four units, with probabilities proportional to size but at most 1:
 
         >>> size = torch.tensor([1.0, 2.0, 3.0, 60.0])
         >>> Sampford(probs=capped_softmax(size.log(), 2)).mean

@@ -53,10 +53,10 @@ def perturbed_topk(
         \frac{\partial y}{\partial x} := \frac{1}{\sigma M} \sum_m (\mathrm{top}_k(x + \sigma Z_m) -
         \mathrm{top}_k(x))\,Z_m^\top
 
-    The result is random. Value and derivative are unbiased for those of the limit as M grows. Both errors decrease as
-    :math:`1/\sqrt M`; the error of the derivative is also proportional to :math:`1/\sigma`. The entries are multiples
-    of 1/M and sum to k. The function can serve as the ``relaxation`` of a design. It is differentiable once, in ``x``
-    only, and takes O(M n) time and memory.
+    The result is random. Value and derivative are unbiased estimates of their limits as M grows. Both errors decrease
+    as :math:`1/\sqrt M`; the error of the derivative is also proportional to :math:`1/\sigma`. The entries are
+    multiples of 1/M and sum to k. The function can serve as the ``relaxation`` of a design. It is differentiable once,
+    in ``x`` only, and takes O(M n) time and memory.
 
     Args:
         x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry, ``+inf`` selects it.

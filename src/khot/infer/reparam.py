@@ -32,8 +32,8 @@ class KHotReparam(Reparam):
 
     ``KHotReparam(temperature=t)`` changes **model and guide**: the design becomes a :class:`~khot.RelaxedKHot` with the
     design's ``logits`` as log-weights, divided by its own temperature; if the design was made from ``probs``, with
-    their log-odds. The problem is then continuous. As the temperature falls, samples tend to those of Gumbel top-k
-    laws, but the divergence stays above the divergence between these: the relaxed posterior is less concentrated.
+    their log-odds. The problem is then continuous. As the temperature falls, the distributions of samples tend to those
+    of Gumbel top-k, but their divergence stays larger: the relaxed posterior is less concentrated.
     ``temperature`` is an attribute that may be changed at any step::
 
         relax = KHotReparam(temperature=0.5)

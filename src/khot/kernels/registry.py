@@ -100,7 +100,7 @@ Takes = Callable[..., str | None]
 
 
 def only_if(holds: Callable[..., bool], otherwise: str) -> Takes:
-    """``takes`` for a backend that takes only calls of which a condition holds; ``otherwise`` explains a refusal."""
+    """``takes`` for a backend that takes a call only if a condition holds; ``otherwise`` is the reason of a refusal."""
     return lambda *asked: None if holds(*asked) else otherwise
 
 
@@ -149,7 +149,7 @@ class Operation:
         """The code of the first backend that takes a call and runs here; None if none does.
 
         Args:
-            x: A tensor (..., n), of which only the device and the dtype count.
+            x: A tensor (..., n); only its device and its dtype count.
             *facts: What else the choice depends on: numbers and names.
 
         Raises:
@@ -274,14 +274,14 @@ OPERATORS: dict[str, Operator] = {}
 class DrawOperator(Operator):
     """An operation that draws: a function of parameters and a seed.
 
-    Backends are asked about the first parameter, its length n, the number of its rows, and that of draws.
+    Backends are asked about the first parameter, its length n, the number of its rows, and the number of draws.
 
     Args:
         name: Its name in ``torch.ops.khot``.
         plain: The operation in plain torch, ``function(*parameters, seed, draws, dtype, ...)``. The first of the
             parameters is ``(*batch, n)``, the others ``(*batch, ...)``; the seed is from
             :func:`~khot.kernels.random_numbers.philox.draw_seed`, and the result ``(draws, *batch, n)``, of the dtype.
-            What a draw of a row is depends on its number and that of the row, not on how many there are.
+            A draw depends on the number of the draw and the number of the row, not on how many there are.
     """
 
     def __init__(self, name: str, plain: Callable[..., Tensor]) -> None:

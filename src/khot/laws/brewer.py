@@ -106,7 +106,7 @@ def _next_unit(free: Tensor, rest: Tensor, c: Tensor, m: int, u: Tensor, may_sea
 
 
 class Subsets(NamedTuple):
-    """The subsets of some slots, except that of all, by size and then in lexicographic order.
+    """The proper subsets of some slots, by size and then in lexicographic order.
 
     Attributes:
         lacks: ``(2^slots - 1, slots)`` float64: 1 for the slots that a subset lacks, m of them.

@@ -122,8 +122,8 @@ def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Once | None = None, b
         value: k-hot ``(*sample, *batch, n)``. Between k-hot vectors the result is linear in ``value``. Its derivative
             there is the logits for a range, and the logits plus a constant for a single k.
         kept: What was already made from these logits, such as their tree.
-        balanced: Whether they are log-odds of independent units of which k are expected to be ones, so that no equation
-            needs to be solved.
+        balanced: Whether independent units with these log-odds have k ones on average, so that no equation needs to be
+            solved.
 
     Returns:
         ``(*sample, *batch)``; ``-inf`` where ``value`` contradicts an infinite logit.
@@ -171,7 +171,7 @@ def inclusion_log_odds(logits: Tensor, k: Size, kept: Once | None = None) -> Ten
 def log_prob_and_chances(
     logits: Tensor, k: int | Tensor, value: Tensor, kept: Once | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`log_prob` for log-odds of independent units of which k are expected, and :func:`chances`."""
+    """:func:`log_prob` for log-odds of independent units with k ones on average, and :func:`chances`."""
     if unit_by_unit.takes(logits, k, value):
         return log_prob(logits, k, value, kept), *chances(logits, k, kept)
     log_count, shift, log_odds = tilted_by_rows(

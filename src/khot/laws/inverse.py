@@ -1,4 +1,4 @@
-"""The logits of the conditional Poisson design with given inclusion probabilities, and those of other families.
+"""The logits of a conditional Poisson design, or of one of another family, with given inclusion probabilities.
 
 Differentiable by the implicit function theorem: the Jacobian of the inclusion probabilities is the covariance C of the
 k-hot vector, so the change of the logits is the pseudo-inverse of C times the change of the probabilities. The code

@@ -6,8 +6,8 @@ The method works on the log-odds of the inclusion probabilities, which are nearl
 
 with C the covariance of the k-hot vector at the current logits. Its off-diagonal entries are negative and its rows sum
 to 0: C is the Laplacian of a graph. The eigenvalues of :math:`D^{-1} C` lie in [0, 2]; only constants have eigenvalue
-0, and in long rows the others cluster at 1. So conjugate gradients take few products ``C v``, each of which is a
-backward pass through the product tree, without an n x n matrix. In short rows C is computed, and the systems are solved
+0, and in long rows the others cluster at 1. So conjugate gradients take few products ``C v``. Each is a backward pass
+through the product tree, without an n x n matrix. In short rows C is computed, and the systems are solved
 directly.
 
 In long rows, most of this is not needed: there is an explicit map M that nearly inverts the log-odds of inclusion, with

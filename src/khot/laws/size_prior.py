@@ -5,9 +5,9 @@ r"""Conditional Poisson laws whose size has its own law: a mixture over the size
 Here the :math:`p_m` are given; under a :class:`~khot.laws.size_range.SizeRange` alone they follow from the logits.
 Infinite logits make some sizes impossible: these have probability 0, and the others keep their proportions.
 
-All results are sums over the sizes, for each of which there is a law of :mod:`khot.laws.conditional_poisson`. Functions
-have the same arguments as there, take logits ``(*batch, n)``, return float64 and are differentiable, to any order, in
-the logits and in the prior. The laws of all sizes form one batch ``(sizes, *batch)``.
+All results are sums over the sizes; each size has a law of :mod:`khot.laws.conditional_poisson`, and all of them form
+one batch ``(sizes, *batch)``. Functions have the same arguments as there, take logits ``(*batch, n)``, return float64
+and are differentiable, to any order, in the logits and in the prior.
 """
 
 from typing import NamedTuple, cast

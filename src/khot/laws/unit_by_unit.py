@@ -142,7 +142,7 @@ def _law_by_tree(logits: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, ...
 
 
 def _derivative(solved: Solved, g: Tensor, log_odds: bool) -> Tensor:
-    """The derivative of ``<g, inclusion>`` with respect to the logits, ``(R, n)``, or that of its log-odds."""
+    """The derivative of ``<g, inclusion>``, or of g times the log-odds of inclusion, in the logits, ``(R, n)``."""
     _, logits, low, high, shift, _, complement, inclusion = solved
     each = g
     if log_odds:
@@ -280,7 +280,7 @@ def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Once | None, by_tree:
 def sample(logits: Tensor, k: Size, draws: int, generator: torch.Generator | None) -> Tensor | None:
     """Exact draws, bool ``(draws, *batch, n)``; None if no kernel makes them.
 
-    Also inside a vmap, so that draws with the same seed are the same there; not those of a range of sizes.
+    It makes them inside a vmap, too, so that draws with the same seed are the same there, except for a range of sizes.
     """
     if bernoulli_count_draw.kernel(logits, draws) is None or (isinstance(k, SizeRange) and not takes(logits, k)):
         return None

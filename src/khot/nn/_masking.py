@@ -102,7 +102,7 @@ class Masking(Module):
     def _mask_of(
         self, x: Tensor, k: Any, dim: int | tuple[int, ...], hard: bool = False, over: Whole = WHOLE
     ) -> Tensor:
-        """The mask of these entries, of which other processes may hold more; ``hard`` ignores the softness."""
+        """The mask of these entries, and of those that other processes hold; ``hard`` ignores the softness."""
         x, softness = self._scores_of(x), self.softness
         if hard or softness is None:
             return hard_mask(x, k, dim, over)

@@ -217,7 +217,7 @@ class BatchTopK(CountsIdleUnits):
         return whole(y, x, x.placements, x.shape, x.stride())
 
     def _of_parts(self, x: Tensor, rows: int | Tensor, k: float | Tensor, over: Whole) -> Tensor:
-        """The largest of all entries, of which x may hold only a part."""
+        """The entries of x, masked among the entries of all processes."""
         if not over.is_whole:
             self._check_parts(k)
         size, whole = self._sizes(x, rows, k)

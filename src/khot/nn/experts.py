@@ -126,7 +126,7 @@ class ExpertChoice(TopK):
 
         Args:
             x: Gates ``(..., tokens, experts)``.
-            k: Capacity for this call, an int; by default that of the module.
+            k: Capacity for this call, an int; by default the module's.
         """
         _check_gates(x)
         capacity = self._checked("k", self.k if k is None else k)
@@ -184,7 +184,7 @@ class TokenChoice(Masking):
     With a ``bias``, the experts are chosen by s + bias, and weighed by s. The buffer ``bias`` is learned without a
     gradient [4]: training with gradients counts in the buffer ``load`` how often each expert is chosen, and
     :meth:`update_bias` moves the bias of experts with more choices than the mean down, and of the others up. A relaxed
-    mask is that of s + bias then, and of the logits otherwise.
+    mask is then computed from s + bias, otherwise from the logits.
 
     :meth:`select` returns only the k weights and experts. :meth:`balance_loss` and :meth:`z_loss` refer to the last
     call in training, and leave out tokens such as padding whose logits are all ``-inf``; these need k = 0, which gives
@@ -310,7 +310,7 @@ class TokenChoice(Masking):
 
         Args:
             x: Logits ``(..., tokens, experts)``.
-            k: Number of experts for this call, an int; by default that of the module.
+            k: Number of experts for this call, an int; by default the module's.
             indices: Experts ``(..., tokens, k)`` that replace the choice, and are returned as they are.
         """
         check_scores(x, -1)
@@ -399,7 +399,7 @@ class TokenChoice(Masking):
         self.load.zero_()
 
     def _of_the_last_call(self) -> "_Call":
-        """The last call; in a block that is run again, that of the second run."""
+        """The last call; in a block that runs again in a backward pass, the call of the second run."""
         call = self._last if is_first_pass() or self._recomputed is None else self._recomputed
         if call is None:
             raise RuntimeError("TokenChoice has no losses before its first call in training mode")
@@ -426,11 +426,11 @@ class TokenChoice(Masking):
         self._recomputed = None
 
     def _count(self, mask: Tensor) -> None:
-        """Adds the choices of this call to the load; those of a block that is run again only once."""
+        """Adds the choices of this call to the load, only once for a block that runs again in a backward pass."""
         if self.load is None or not torch.is_grad_enabled():
             return
         if not is_first_pass() and (self._last is None or self._last[2]):
-            return  # the first pass recorded gradients, and so counted; that of a reentrant checkpoint did not
+            return  # the first pass recorded gradients, and so counted; only in a reentrant checkpoint it did not
         if not torch.compiler.is_compiling() and is_wrapped(mask) and not is_wrapped(self.load):
             raise RuntimeError(
                 "TokenChoice counts its choices in place, which a transform of torch.func refuses: make it without a "

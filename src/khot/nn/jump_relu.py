@@ -19,7 +19,7 @@ class JumpReLU(Module):
     .. math:: y = x\,[x > \theta], \qquad \frac{\partial y}{\partial \theta} := -\frac{\theta}{\varepsilon}\,
         [|x - \theta| < \varepsilon / 2]
 
-    The gradient in x is that of the kept entries. The gradient in the threshold is a pseudo-derivative of [1]: it
+    Entries that are kept pass their gradient on to x. The gradient in the threshold is a pseudo-derivative of [1]: it
     estimates, from the entries near the threshold, how the mean of y changes. Entries and threshold are compared at
     least in float32, because the bandwidth is finer than the spacing of numbers in half precision. NaN stays NaN.
 

@@ -44,7 +44,7 @@ class Pattern(Module):
         self._is_freezing = False
 
     def reset_parameters(self) -> None:
-        """Gives the parameters their first values; a pattern that is fixed will be that of the next call."""
+        """Gives the parameters their first values; a fixed pattern is found again at the next call."""
         super().reset_parameters()
         if self.pattern is not None:
             self.freeze()
@@ -53,8 +53,8 @@ class Pattern(Module):
         """Fixes the pattern: from now on, the same weights are kept whatever their values, and only they are trained.
 
         Args:
-            weight: Dense weight that determines the pattern; by default that of the next call, before which the state
-                has no pattern.
+            weight: Dense weight that determines the pattern; by default the weight of the next call. Until then the
+                state has no pattern.
         """
         self._is_freezing, self.pattern = weight is None, None
         if weight is not None:

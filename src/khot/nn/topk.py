@@ -57,7 +57,7 @@ class TopKMask(CountsIdleUnits):
         softness: Third argument of the relaxation; None for the hard mask, which has no gradient.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
         dim: Axis of the ground set, or axes that together form one ground set.
-        straight_through: Whether the value is hard, and the gradient that of the relaxed mask.
+        straight_through: Whether a hard mask gets the gradient of the relaxed one.
         learn_softness: Whether the softness is a parameter, ``exp(log_softness)``, that starts at ``softness``.
         by: "value" for the largest entries, "magnitude" for the largest absolute values.
         n: Number of units, the length of the last axis, for :meth:`auxiliary_loss`.
@@ -227,7 +227,7 @@ class TopK(TopKMask):
 
         Args:
             x: Entries, as for the module.
-            k: How many to select, an int; by default that of the module.
+            k: How many to select, an int; by default the module's ``k``.
 
         Returns:
             Values and indices with k entries along ``dim``, in increasing order of the indices. Several axes become

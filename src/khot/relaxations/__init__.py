@@ -16,8 +16,8 @@ These rules hold for all of them, unless a docstring says otherwise:
 * A row with fewer than k unmasked entries is an error. For rows of different lengths, pass one k per row,
   ``(x > -torch.inf).sum(-1).clamp(max=k)``; in causal attention this is ``torch.arange(1, n + 1).clamp(max=k)``.
 * First derivatives at k = 0 and k = n are the limits of those nearby; the derivative of a logarithm in k at k = 0,
-  which is infinite, is a large finite number. Second derivatives there are finite, but not these limits: they are those
-  of the map at a constant threshold, so that of a mask in k is 0.
+  which is infinite, is a large finite number. Second derivatives there are finite, but not these limits: they treat the
+  threshold as a constant, so that the second derivative of a mask in k is 0.
 * The result has the dtype of ``x``. Masks of float16 and bfloat16 are computed in float32. The maps of sorted entries
   (ranks, sorting, isotonic regression, sorted transport) are computed in float64.
 * A ``torch.distributed.tensor.DTensor`` gives a DTensor with the placements of ``x``. Rows that are whole on every

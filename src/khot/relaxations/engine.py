@@ -42,7 +42,7 @@ class Setting(NamedTuple):
         link: The link F.
         kind: The kind of map.
         softness: The name of the softness in error messages.
-        over: Sums over the items of the rows, of which other processes may hold further parts.
+        over: Sums over the items of the rows, including those that other processes hold.
         checks: Whether bad contents raise an error.
         has_values: Whether the values are wanted, rather than only the thresholds.
     """
@@ -140,7 +140,7 @@ class ThresholdMap(NamedTuple):
 
 
 def _is_usual(x: Any, k: Any, softness: Any) -> bool:
-    """Whether scores are a tensor, and k and the softness numbers, with which nothing is wrong."""
+    """Whether scores are a valid tensor, and k and the softness valid numbers."""
     limits = SOFTNESS_LIMITS.get(x.dtype) if isinstance(x, Tensor) and x.numel() and x.dim() else None
     if limits is None or type(k) not in NUMBERS or type(softness) not in NUMBERS:
         return False
@@ -232,7 +232,7 @@ def _gradients(
     call: Call,
     with_scale: bool,
 ) -> Any:
-    """The gradient in x, k and s from those of the values and of the thresholds, of which one may be None."""
+    """The gradient in x, k and s from the gradients of the values and of the thresholds; one of these may be None."""
     again, over = is_differentiated_again(call), setting.over
     if again or (not over.is_whole and grad_at is not None):
         rows = _map_rows(x, s, at, setting)

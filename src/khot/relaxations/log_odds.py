@@ -59,7 +59,7 @@ def smallest_positive(dtype: torch.dtype) -> float:
 
 
 def inside(y: Tensor) -> Tensor:
-    """Replaces entries that have rounded to 0 or 1 with the nearest number inside (0, 1); the gradient is that of y."""
+    """Replaces entries that have rounded to 0 or 1 with the nearest number inside (0, 1); gradients pass unchanged."""
     value = y.detach()
     return y + (_clamped_inside(value, y.dtype) - value)
 

@@ -208,7 +208,7 @@ def bernoulli_count_draw(
 
 
 def _parts(tasks: int, enough: int, draws: int) -> int:
-    """The number of parts into which the draws of a row or block are split, each of which needs its table."""
+    """The number of parts into which the draws of a row or block are split; each part computes the table again."""
     return 1 if tasks >= enough else max(1, min(2 * enough, draws // DRAWS_A_TASK))
 
 

@@ -5,14 +5,14 @@ given B = k are
 
 .. math:: a_i = z_i + \log \frac{P(B_{-i} = k - 1)}{P(B_{-i} = k)}
 
-where :math:`B_{-i}` counts the others. As :math:`B_{-i}` is nearly normal, an explicit map z = M(a) nearly inverts
-this, that of :mod:`khot.laws.inverse_newton`. The residual r, the distance of the log-odds of inclusion of M(a) from
-the target, is added to a, and Anderson's method combines the last two steps. It gains two digits or so with every
+where :math:`B_{-i}` counts the others. As :math:`B_{-i}` is nearly normal, the explicit map z = M(a) of
+:mod:`khot.laws.inverse_newton` nearly inverts this. The residual r, the distance of the log-odds of inclusion of M(a)
+from the target, is added to a, and Anderson's method combines the last two steps. It gains two digits or so with every
 evaluation, however small the variance of B is, whereas Newton's method takes several products with the covariance.
 
-If B may lie in a range, z are such that the expected count is that of the target, and the sizes s get weights
-:math:`e^{t s}`, with the t for which they have this mean: the logits are then z + t. M corrects less, in proportion to
-how much less B varies than that of independent units.
+If B may lie in a range, z are such that the target and the units have the same expected count, and the sizes s get
+weights :math:`e^{t s}`, with the t for which they have this mean: the logits are then z + t. M corrects less, in
+proportion to how much less B varies than that of independent units.
 
 Everything builds on :mod:`.numba_table`. Rows that are not solved are left to other code.
 """

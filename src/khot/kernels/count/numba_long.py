@@ -2,12 +2,12 @@ r"""Units given their number of ones in long rows, in numba, by nodes of a chara
 
 A row whose count has almost no variance, in which nodes lose digits, is left to other code: its results are NaN.
 
-Draws. Of independent units, of which k are expected to be ones, the first half is drawn without a condition. With c
-ones there, the draw is accepted with a probability in proportion to :math:`L(k - c)`, where L is the law of the number
-of ones in the second half. The same is done with the second half, its first quarter and so on. With B the number of
-ones of all units, this takes :math:`\max L / P(B = k)` attempts on average, whatever has been drawn before. Units are
-in the order of their variance, so that a half of the rest has at least half of its variance. So the attempts of each
-half are at most some :math:`\sqrt 2` times as many as those of the one before it, and all draw about 2.4 n units.
+Draws. The units are independent, with k ones on average. The first half is drawn without a condition. With c ones
+there, the draw is accepted with a probability in proportion to :math:`L(k - c)`, where L is the law of the number of
+ones in the second half. The same is done with the second half, its first quarter and so on. With B the number of ones
+of all units, this takes :math:`\max L / P(B = k)` attempts on average, whatever has been drawn before. Units are in the
+order of their variance, so that a half of the rest has at least half of its variance. So the attempts of each half are
+at most some :math:`\sqrt 2` times as many as those of the one before it, and all draw about 2.4 n units.
 """
 
 # mypy: disable-error-code="no-untyped-def"

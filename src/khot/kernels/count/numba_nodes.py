@@ -1,8 +1,8 @@
 r"""The characteristic function of the number of ones of independent units, at the nodes of an integral, in numba.
 
-Units with probabilities :math:`p_i = 1 - q_i`, of which k are expected to be ones, have the characteristic functions
-:math:`\varphi_i(t) = q_i + p_i e^{it}`. With :math:`y_i(t) = (e^{it} - 1) / \varphi_i(t)` at N nodes t, of which a few
-are enough, and the mean
+Units with probabilities :math:`p_i = 1 - q_i`, and k ones on average, have the characteristic functions
+:math:`\varphi_i(t) = q_i + p_i e^{it}`. With :math:`y_i(t) = (e^{it} - 1) / \varphi_i(t)` at a few nodes t, N in all,
+and the mean
 
 .. math:: \langle f \rangle = \operatorname{Re} \sum_t w_t f(t), \qquad
     w_t = \frac{e^{-ikt} \prod_l \varphi_l(t)}{N P(B = k)}, \qquad \delta_i = \langle y_i \rangle,

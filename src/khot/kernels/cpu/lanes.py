@@ -1,7 +1,7 @@
 """Vectors whose lanes are rows, for loops over the units of short rows: one number of each of ``LANES`` rows.
 
-A loop over such vectors needs no sum across lanes and compiles quickly. Its arithmetic is that of the source in every
-lane, so that the result of a row depends neither on its place among the lanes nor on its neighbours. Vectors are in
+A loop over such vectors needs no sum across lanes and compiles quickly. Every lane computes exactly as the source says,
+so that the result of a row depends neither on its place among the lanes nor on its neighbours. Vectors are in
 arrays of shape ``(count * LANES,)`` and cannot leave compiled code.
 """
 

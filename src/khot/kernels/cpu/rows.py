@@ -133,7 +133,7 @@ def difference(a, b):
 
 @summed
 def pull_from(g, slopes, mean):
-    """The sum of f (g - mean), which has more digits than that of f g if the cotangents g are nearly equal."""
+    """The sum of f (g - mean), which has more digits than the sum of f g if the cotangents g are nearly equal."""
     total = mean - mean
     for i in range(g.shape[0]):
         total += slopes[i] * difference(g[i], mean)

@@ -17,7 +17,7 @@ class Whole:
     is_whole = True
 
     def length(self, x: Tensor) -> int:
-        """The number of items of a row, of which x (..., m) has some."""
+        """The number of items of a row, including those that x (..., m) lacks."""
         return x.shape[-1]
 
     def sum(self, *numbers: Tensor) -> tuple[Tensor, ...]:

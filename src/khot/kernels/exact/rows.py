@@ -77,7 +77,7 @@ class Span(NamedTuple):
 
 
 def row_range(x: Tensor, over: Whole = WHOLE) -> Span:
-    """The :class:`Span` of each row of x (rows, n), of which other processes may hold further parts."""
+    """The :class:`Span` of each row of x (rows, n), including items that other processes hold."""
     if not over.is_whole:
         return _range_of_parts(x, over)
     lowest, highest = x.amin(-1).double(), x.amax(-1).double()

@@ -1,9 +1,9 @@
 """Logarithms and quotients of probabilities near the end of the floating-point range, with representable derivatives.
 
-The derivative of log x is 1 / x, and that of 1 / x would be 1 / x², which overflows long before x underflows, although
-it is multiplied by something equally small. Relative to its own value, taken as a constant, x is 1, and so are its
-powers in all derivatives. A number below ``TINY`` keeps its value and counts as a constant: its derivative is out of
-range.
+The derivative of log x is 1 / x. The derivative of 1 / x would be 1 / x², which overflows long before x underflows,
+although it is multiplied by something equally small. Relative to its own value, taken as a constant, x is 1, and so are
+its powers in all derivatives. A number below ``TINY`` keeps its value and counts as a constant: its derivative is out
+of range.
 """
 
 import torch
@@ -44,5 +44,5 @@ def log_odds(probs: Tensor) -> Tensor:
 
 
 def sigmoid(log_odds: Tensor) -> Tensor:
-    """The probability with these log-odds; unlike that of ``torch.sigmoid``, its derivative next to 1 is not 0."""
+    """The probability with these log-odds; unlike in ``torch.sigmoid``, the derivative next to 1 is not 0."""
     return torch.where(log_odds > 0, 1 - torch.sigmoid(-log_odds), torch.sigmoid(log_odds))

@@ -109,7 +109,7 @@ class Link(ABC):
         """
         link = _link_of_number(number, q) if number in _CLASSES else _OWN.get(number)
         if link is None:
-            raise ValueError("this program contains a link that no longer exists, or that of another process")
+            raise ValueError("this program contains a link that no longer exists, or a link of another process")
         return link
 
     def has_kernel(self, log: bool) -> bool:

@@ -1,6 +1,6 @@
 """Links in numba: what a loop needs from a link, compiled for one link and one dtype.
 
-A link with a numba piece has the file ``<name>_numba.py`` beside that of its class, with a function
+A link with loops in numba has the file ``<name>_numba.py`` beside that of its class, with a function
 ``numba_link(variant, real)`` that returns a record of compiled functions of single numbers. Their constants are numbers
 of the dtype ``real``, since for numba the product of a float32 and a Python number is float64. ``q`` is the parameter
 of a link, a number at run time.

@@ -1,6 +1,6 @@
 r"""log P(S) and its gradient, row by row, for noise of any law.
 
-The loops run over the units and, inside, over the nodes of the quadrature, of which there are many in short rows. With
+The loops run over the units and, inside, over the nodes of the quadrature, because short rows have many nodes. With
 B the probability that all units of S have arrived and no other one, and :math:`h_i = f_i / F_i`, the integrand is
 :math:`B \sum_{i \in S} h_i`. Members of S come first in all arrays.
 """

@@ -8,7 +8,7 @@ m its inclusion probabilities, found from the characteristic function at one tim
 
 Products with the Jacobian are derivatives along a vector g, taken under the integral sign, with those of m, the
 covariances of the units with :math:`\sum_j g_j x_j` in that design. Loops run over the units and, inside, over the
-nodes, of which there are many in short rows. The last node has no weight: it is the one time.
+nodes, because short rows have many nodes. The last node has no weight: it is the time at which m is found.
 """
 
 # mypy: disable-error-code="no-untyped-def"

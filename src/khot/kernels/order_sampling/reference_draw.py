@@ -31,7 +31,7 @@ def rank_scale(theta: Tensor, centre: Tensor) -> Tensor:
 
 
 def draw_ranks(noise: Noise, scale: Tensor, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-    """Independent ranks of all units, of which the k smallest are drawn; practically without ties, never 0 or inf."""
+    """Independent ranks of all units, practically without ties, never 0 or inf; the k smallest are drawn."""
     ranks = _exp_noise(noise, uniform(shape, scale.dtype, scale.device, generator))
     if is_wrapped(scale):
         return ranks * scale

@@ -40,7 +40,7 @@ class MapRows(NamedTuple):
     """The rows at which a map is differentiated, in float64.
 
     Attributes:
-        a: Scores (..., n), x or abs(x), of which other processes may hold further parts.
+        a: Scores (..., n), x or abs(x); other processes may hold more items of the rows.
         sign: The signs of x, for odd maps.
         s: Softness (...).
         at: Thresholds, whose offset is differentiable; for k = 0 or k = n it is a constant if tails reach that far.
@@ -81,7 +81,7 @@ class Items(NamedTuple):
 
     Attributes:
         value: abs(y), for odd maps.
-        z: The distances, finite; for odd maps those of the items that follow the threshold.
+        z: The distances, finite; for odd maps only of the items that follow the threshold.
         lever: z as a factor, 0 for infinite items.
         slope: f.
         scale: sigma.
@@ -173,9 +173,9 @@ class Shares(NamedTuple):
         norm: The sum of the weights, as the items use it (..., 1); infinite if nothing follows the threshold.
         rate: 1 / W, by how many scales k moves the threshold.
         first: The sum of omega z.
-        pull: The sum of omega g; for logarithms that of d = g F' / F.
+        pull: The sum of omega g; for logarithms the sum of d = g F' / F.
         on_k: dL/dk divided by the gain.
-        moment: The sum of f g z; for logarithms that of d z.
+        moment: The sum of f g z; for logarithms the sum of d z.
         slope_moment: The sum of f z.
     """
 
@@ -258,7 +258,7 @@ def can_tell(x: Tensor) -> bool:
 
 
 def balanced(values: Tensor, share: Tensor) -> Tensor:
-    """Values that sum to 0 up to rounding: that of the largest share is replaced by minus the sum of the others.
+    """Values that sum to 0 up to rounding: the value with the largest share becomes minus the sum of the others.
 
     Computed directly, it may be the difference of two numbers that agree in all their digits.
     """

@@ -20,7 +20,7 @@ from .residual import EPS, FARTHEST, Rows, evaluate
 
 FIRST_STEPS = 8  # on all rows, before the remaining rows are separated
 TINY = torch.finfo(torch.float64).tiny
-WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^1024 is beyond all doubles
+WIDENINGS = 14  # of a bracket; each squares its width in scales, and 2^1024 is beyond all doubles
 MARGIN = 2.0**-10  # relative, added to a bracket for rounding and inaccurate inverses
 ANCHORINGS = 3  # searches in the offset, repeated if another item turns out to be nearer
 LARGE_SCALE, LARGE_SCORE = 2.0**500, 2.0**1022  # above these, differences might overflow, so rows are scaled down
@@ -236,7 +236,7 @@ def threshold(
         kind: Name of the kind of map, see :mod:`khot.kernels.threshold.kinds`.
         softness: The name of the scale in errors.
         check: Whether bad contents raise a ValueError.
-        over: Sums over the items of a row, of which x may hold a part; the result is the same on all processes.
+        over: Sums over the items of a row, including those on other processes; all processes get the same result.
     """
     batch, n = x.shape[:-1], x.shape[-1]
     if x.numel() == 0:  # n = 0, or no rows

@@ -202,8 +202,8 @@ def _slopes_of(link: NumbaLink, real: Real) -> Compiled:
 def _pull_back_of(variant: str, real: Real) -> Compiled:
     """``(a, origin, g, u, centre, rate, s, q, out)``: replaces slopes with dL/da, given the roots u.
 
-    The centre is a number next to the mean cotangent, and what it exceeds the mean by. Returns two levers: that of the
-    entries that follow the threshold, and that of the capped ones.
+    The centre is a number next to the mean cotangent, and by how much it exceeds the mean. Returns two levers: one of
+    the entries that follow the threshold, and one of the capped entries.
     """
     power, zero, one = power_below(variant, real), real(0), real(1)
 

@@ -55,7 +55,7 @@ class Rows(NamedTuple):
         return self.kind.scale(t, self.softness, self.link)
 
     def moved(self, t: Tensor, step: Tensor) -> Tensor:
-        """A step in scales, at a threshold t, as a step of t; the scale itself may overflow."""
+        """A step in scales, at a threshold t, as a step of t, even if the scale itself overflows."""
         return step * self.softness * root_of(t, self.link.q) if self.kind.grows else step * self.softness
 
     def neighbours(self, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -160,7 +160,7 @@ def _store_flags(flag_ptr, row, rows, state):
 
 @triton.jit
 def _sums_of_row(at):
-    """The sums over a row, from those of its chunks."""
+    """The sums over a row, added up from its chunks."""
     part = tl.arange(0, PARTS)[None, :]
     there, base = part < tl.num_programs(0), at[:, None] + part * SUMS
     above = tl.load(base, mask=there, other=0.0).to(tl.int32)

@@ -58,8 +58,8 @@ class Tile:
         unroll: Entries of a row that a thread has, or groups of ``width / threads``.
         width: Columns between two of them.
         warps: Warps of a program.
-        single: Whether the computing dtype of the scores is float32, of which anchors are numbers. The arithmetic may
-            still be in float64.
+        single: Whether the computing dtype of the scores is float32; anchors are numbers of this dtype. The arithmetic
+            may still be in float64.
         double: Whether the arithmetic is in float64.
         aligned: Whether rows start at multiples of 16 bytes and have a multiple of 4 entries.
         stage: The task of a kernel: all for whole "rows", or for those that are "flagged"; for split rows the
@@ -201,7 +201,7 @@ def chunk_of(n, TILE: tl.constexpr):
 
 @triton.jit
 def sums_of_chunks(partial_ptr, row, SUMS: tl.constexpr):
-    """The two sums over each row from those of its chunks, each of which stores ``SUMS`` numbers."""
+    """The two sums over each row, added up from its chunks; each chunk stores ``SUMS`` numbers."""
     part = tl.arange(0, PARTS)[None, :]
     here, there = partial_ptr + (row[:, None] * PARTS + part) * SUMS, part < tl.num_programs(0)
     return tl.reduce((tl.load(here, mask=there, other=0.0), tl.load(here + 1, mask=there, other=0.0)), 1, add2)
@@ -235,8 +235,8 @@ def _places(begins, TILE: tl.constexpr):
     """Pointers to the entries of a tile.
 
     If rows share a warp, each must have threads of its own. Triton distributes the threads of a warp over the axis of
-    columns, and then over the next most contiguous one, of which releases before 3.7 take the first, unrolled one.
-    Hence this hint, which has no other effect: accesses are widened along columns only.
+    columns, and then over the next most contiguous one. Of two such axes, releases before 3.7 take the unrolled one.
+    This hint avoids the tie. It has no other effect: accesses are widened along columns only.
     """
     WIDTH: tl.constexpr = TILE.width
     places = over(begins) + columns(TILE)

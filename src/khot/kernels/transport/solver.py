@@ -77,7 +77,7 @@ def _search(x: Tensor, half: Tensor, t: Tensor, tol: float, max_iter: int) -> tu
 def _shortened(
     residual: Tensor, move: Tensor, step: Tensor, descent: Tensor, close: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The next move, the step of which it is a part, and the descent along it, for rows that are not ``close``.
+    """The next move, the full step that it shortens, and the descent along it, for rows that are not ``close``.
 
     Before the last step, the slope of the dual along it was -descent. If it is clearly positive now, the step is
     shortened to where the slope would vanish if it were linear.
