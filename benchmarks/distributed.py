@@ -2,9 +2,8 @@
 
 Processes of this machine talk through gloo over the loopback address, each on one thread. The table gives the median
 time of a step, the collectives in it and the bytes that a process hands to them. A step is a call, forward and backward
-where the result has a gradient: of a relaxed mask and of a hard one. What the guide's model is made of is there as
-well: one all-reduce, a call on next to no entries, and the mask of the part of each process as a row by itself, by all
-of them at once.
+where the result has a gradient: of a relaxed mask and of a hard one. The table also has the terms of the guide's model:
+one all-reduce, a call on next to no entries, and masks that all processes compute at once of their own parts.
 """
 
 import os
@@ -50,7 +49,7 @@ def tensors_in(value) -> list[Tensor]:
 
 
 def gathered(function: Callable[..., Tensor]) -> Callable[..., DTensor]:
-    """The function of the whole row on every process; of a result with an entry for each unit each keeps its part."""
+    """The function of the whole row on every process; if its result has an entry per unit, each keeps its own part."""
 
     def of_whole(x: DTensor, k: int) -> DTensor:
         y = function(x.redistribute(placements=[Replicate()]), k)
@@ -120,7 +119,7 @@ def latency(ranks: int) -> dict[str, object]:
 def rows_of(
     calls: Iterable[tuple[Callable[..., Tensor], str]], n: int, mesh: DeviceMesh, seconds: float
 ) -> list[dict[str, object]]:
-    """Each function as it is, which goes by its own way, and of the gathered row."""
+    """Each function of the sharded row, and of the gathered row."""
     scores = torch.randn(1, n, generator=torch.Generator().manual_seed(0))
     x = distribute_tensor(scores, mesh, [Shard(1)]).requires_grad_()
     rows = []

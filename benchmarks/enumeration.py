@@ -1,10 +1,10 @@
 """A k-hot site summed out by TraceEnum_ELBO: as vectors, and as the numbers of subsets by subset_categorical.
 
-Run `python benchmarks/enumeration.py`. The model chooses k of n for each row of a plate and sees a weighted sum of what
-was chosen through noise. As vectors the site is the design itself, its value all k-hot vectors; as numbers it is a
-Categorical over C(n, k), of which subset_vector makes vectors. A call is the loss and its gradient. "Learned": of the
-logits, so that each call makes a new law. "Fixed": of the weights, and design or Categorical are made once, as for a
-prior without parameters. Each pair is compared before it is timed.
+Run `python benchmarks/enumeration.py`. The model chooses k of n for each row of a plate, and observes a weighted sum of
+the chosen ones with noise. As vectors, the site is the design itself; as numbers, it is a Categorical over C(n, k)
+numbers, which subset_vector turns into vectors. A call computes the loss and its gradient. "Learned": the gradient of
+the logits, so that each call makes a new distribution. "Fixed": the gradient of the weights; the distribution is made
+once, like a prior without parameters. The results of each pair are compared before it is timed.
 """
 
 import math

@@ -1,10 +1,10 @@
 """What a step costs under each estimator, in multiples of the same step with one-hot draws.
 
-Run `python benchmarks/estimator_steps.py`. A step makes the law of fresh logits, draws, evaluates the loss of each draw
-x, |W x|² with W of eight rows, and goes backward to the logits. Four draws; none for
-`enumerated`. The measure is torch's OneHotCategoricalStraightThrough on the same logits with as many draws and the same
-loss. All are timed in turns in one process, so that ratios hold on a machine that has other work, too. Left out:
-`unordered_set` and `enumerated` where C(n, k) is large.
+Run `python benchmarks/estimator_steps.py`. A step constructs the design from new logits, takes four draws (none for
+`enumerated`), evaluates the loss of each draw x, |W x|² with W of eight rows, and backpropagates to the logits. It is
+compared with torch's OneHotCategoricalStraightThrough on the same logits, with as many draws and the same loss. All are
+timed in turns in one process, so that ratios are right even on a busy machine. `unordered_set` and `enumerated` are
+left out where C(n, k) is large.
 """
 
 from collections.abc import Callable

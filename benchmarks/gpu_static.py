@@ -4,7 +4,7 @@
 here, and counts the instructions of a usual row: before the search for the threshold, of one of its steps, and after
 it. The number of steps on N(0, 1) scores with softness 1 and k = n / 10 was counted in Triton's interpreter. The last
 tile of a row counts as a full one. Counts are left out where the compiler has moved code so that the search cannot be
-told from the rest. A predicted time is the longest of four: issuing instructions, special functions,
+distinguished from the rest. A predicted time is the longest of four: issuing instructions, special functions,
 float64 instructions, and moving bytes; each launch adds a fixed time. Softmax is predicted by its bytes and launches.
 """
 

@@ -1,12 +1,12 @@
-"""The host's part of eager calls on a GPU, measured without one: everything that happens but the kernels.
+"""The host's part of eager calls on a GPU, measured without one: everything except the kernels.
 
 Run `python benchmarks/host.py --threads 1`. It needs Triton, and no GPU.
 
-khot takes tensors on the CPU for those of a GPU, and every kernel for one that is compiled already; its launch goes
-through Triton's own code up to the driver, which does nothing. So a call has all of its Python and its allocations, but
-not the driver's launches (some 3 µs each), whose number the table has, nor the choice of a device. Softmax gets tensors
-on the CPU without rows, for which torch does everything but compute; a real one has a launch for each pass. Target: at
-most 3 times softmax, forward and backward. Times are medians, in microseconds of this process.
+khot is made to treat CPU tensors as if they were on a GPU, and every kernel as compiled. A launch goes through Triton's
+own code up to the driver, which does nothing. So a call includes all of its Python and its allocations, but neither the
+driver's launches (some 3 µs each; the table counts them) nor the choice of a device. Softmax gets CPU tensors without
+rows, for which torch does everything but compute; a real one has a launch for each pass. Target: at most 3 times
+softmax, forward and backward. Times are medians, in microseconds of this process.
 """
 
 import contextlib

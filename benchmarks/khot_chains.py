@@ -4,12 +4,11 @@ Run `python benchmarks/khot_chains.py --threads 1`; `--seconds` is the time of e
 sigma² I) with 100 rows, n = 300 independent covariates, k = 10 of coefficient 1, and noise sigma = 3 (the posterior is
 peaked: half of the informed swaps are accepted) or 8 (nine of ten are). The prior is uniform on all k-hot vectors.
 
-Rows of the table: KHotSwap with some chains in a batch, the same with one swap per
-proposal and with uniform swaps only, and a Gibbs sampler of eight lines of NumPy that is made for this model: it takes
-one unit out and draws the one that enters from its full conditional law, for which one product with the covariates is
-enough. If NumPyro is installed, also its
-DiscreteHMCGibbs, for the same posterior: k categorical sites, of which no two may agree, and a normal site that it
-needs for HMC. A step there draws every site once from its conditional law.
+Rows of the table: KHotSwap with several numbers of chains in a batch; the same with one swap per proposal, and with
+uniform swaps only; and a Gibbs sampler of eight lines of NumPy for this model: it removes one unit and draws its
+replacement from the full conditional distribution, which takes one product with the covariates. If NumPyro is
+installed, also its DiscreteHMCGibbs for the same posterior: k categorical sites that must all differ, and a normal site
+that it needs for HMC. A step there draws every site once from its conditional distribution.
 
 Columns, by CPU time: steps per second, of all chains together; how many times one evaluation of the log joint
 density with its gradient, by Pyro, a step takes; the median of the effective sample sizes per second of the inclusions

@@ -2,8 +2,8 @@
 
 Run `python benchmarks/khot_swap.py --threads 1 --seconds 60`, in total six times as long: each sampler starts at the
 truth and at a random vector. KHotSwap proposes swaps by gradients, as many together as its first 500 steps find best.
-The Gibbs sampler is made for this model: it takes one unit out and draws the one that enters from its full conditional
-law, for which one product with the covariates is enough.
+The Gibbs sampler is made for this model: it removes one unit and draws its replacement from the full conditional
+distribution, which takes one product with the covariates.
 
 The model: y ~ N(X x, sigma² I) with N = 2000 rows, n = 10,000 covariates in groups of ten with correlation 0.8 within a
 group, each of variance 1, k = 50 of coefficient 1 in different groups, and noise sigma = 9, so that the signal has 38 %
@@ -12,9 +12,9 @@ inclusions are certain, others are not. The prior is uniform on all k-hot vector
 
 Columns: steps per second; seconds to within 1 % of the truth's log joint density; of the second half of the steps, the
 effective sample size per second of the log joint density, and the median of those of the uncertain inclusions: units
-that the chain has with a probability in (0.05, 0.95). A chain is worth no more draws than it made moves, which
-estimates of a chain that hardly moves do not know; an inclusion that never changes counts as 0. A cell is empty where a
-chain was not near the truth by half of its time, or no inclusion was uncertain.
+that the chain has with a probability in (0.05, 0.95). An effective sample size is at most the number of moves, which
+estimates from a chain that hardly moves may exceed; an inclusion that never changes counts as 0. A cell is empty where
+a chain was not near the truth by half of its time, or no inclusion was uncertain.
 """
 
 import time

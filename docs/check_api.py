@@ -2,9 +2,8 @@
 
     python docs/check_api.py docs/_build/html
 
-Sphinx must have been able to read signatures and headings; the page of a design lists the members that one looks for
-there, or says that it has none; the page of a module lists the attributes that may be assigned; and no class of
-modules has a public member that its page does not list.
+Signatures and headings must be readable; the page of a design must list the members that users look for, or say that
+it lacks them; the page of a module must list the attributes that may be assigned, and all of its public members.
 """
 
 import re

@@ -2,8 +2,8 @@
 
     python docs/check_links.py docs/_build/html
 
-Sphinx checks what it resolves itself; here every address in the finished pages is followed, of pictures, scripts and
-styles as well. Addresses on other sites are not asked for: the build needs no network.
+Sphinx checks the references that it resolves itself. This script follows every address in the finished pages, also of
+pictures, scripts and styles, but none on other sites, because the build needs no network.
 """
 
 import sys

@@ -3,8 +3,8 @@ r"""The k-hot vectors and their convex hull, as constraints of ``torch.distribut
 ``transform_to(capped_simplex(k))`` keeps the number of coordinates and suits parameters (``pyro.param``);
 ``biject_to(capped_simplex(k))`` drops one and has a Jacobian, which NUTS and the autoguides need:
 
-.. math:: u \in R^{n-1} \mapsto y = \mathrm{sigmoid\_topk}((u, 0), k), \qquad
-    \log |\det J| = \sum_{i=1}^{n} \log d_i - \log \sum_{i=1}^{n} d_i, \quad d_i = y_i (1 - y_i)
+.. math:: u \in R^{n-1} \mapsto y &= \mathrm{sigmoid\_topk}((u, 0), k), \\
+    \log |\det J| &= \sum_{i=1}^{n} \log d_i - \log \sum_{i=1}^{n} d_i, \\ d_i &= y_i (1 - y_i)
 
 where J is the derivative of the first n - 1 coordinates, diag(d) - d dᵀ / Σd without the last row and column. Both are
 registered with torch, whose registries Pyro shares. No map of real vectors has ``k_hot`` as its range; for it, both

@@ -26,7 +26,7 @@ class PhantomUnit(SamplingDesign):
     :math:`1 - (\kappa - k)` brings the sum to k + 1. The wrapped design draws k + 1 out of the n + 1 units, and the
     phantom is dropped. So the number of ones is as close to :math:`\kappa` as possible:
 
-    .. math:: P(|x| = k) = 1 - (\kappa - k), \qquad P(|x| = k + 1) = \kappa - k,
+    .. math:: P(|x| = k) &= 1 - (\kappa - k), \\ P(|x| = k + 1) &= \kappa - k,
 
     if the inclusion probabilities of the wrapped design are exact. Those of :class:`~khot.ParetoSampling` are only
     close to :math:`\pi`, unless ``adjust="exact"``. Then :math:`P(|x| = k)` is the inclusion probability of the phantom

@@ -53,9 +53,9 @@ class RelaxedKHot(KHotDistribution):
     0, samples become k-hot, with the law of Gumbel top-k. With ``sigmoid_topk`` they have a density in closed form,
     with respect to Lebesgue measure on any n - 1 of the entries, even if k is not an integer:
 
-    .. math:: \log p(y) = \log \Gamma(n) + (n - 1) \log T
-        + \sum_i \log \mathrm{softmax}(\theta - T \operatorname{logit} y)_i
-        - \sum_i \log d_i + \log \sum_i d_i, \quad d_i = y_i (1 - y_i)
+    .. math:: \log p(y) &= \log \Gamma(n) + (n - 1) \log T \\
+        &+ \sum_i \log \mathrm{softmax}(\theta - T \operatorname{logit} y)_i \\
+        &- \sum_i \log d_i + \log \sum_i d_i, \quad d_i = y_i (1 - y_i)
 
     In Pyro it is a proper prior for a latent site on the capped simplex, for NUTS, HMC and continuous autoguides; equal
     logits favour no unit. (An ImproperUniform over the constraint has no samples to start from.)

@@ -23,7 +23,7 @@ FEW = 30  # units; the approximation of the variance is meant for large populati
 def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     r"""Estimates the total of ``y`` over all n units from the drawn units, and the variance of this estimate.
 
-    .. math:: T = \sum_{i \in S} \frac{y_i}{\pi_i}, \qquad V = \sum_{i < j \in S}
+    .. math:: T &= \sum_{i \in S} \frac{y_i}{\pi_i}, \\ V &= \sum_{i < j \in S}
         \Bigl(\frac{\pi_i \pi_j}{\pi_{ij}} - 1\Bigr) \Bigl(\frac{y_i}{\pi_i} - \frac{y_j}{\pi_j}\Bigr)^2
 
     T is unbiased under every design that can draw every unit with a nonzero ``y_i``. V, in the form of Sen, Yates and
@@ -32,8 +32,8 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
     m = 1 the draw says nothing about the variance, and V is NaN. For a design without ``pairwise_inclusion``, V is the
     approximation of Hájek and Deville for designs of high entropy with many units:
 
-    .. math:: V = \frac{m}{m - 1} \sum_{i \in S} (1 - \pi_i) \Bigl(\frac{y_i}{\pi_i} - B\Bigr)^2, \quad
-        B = \frac{\sum_{i \in S} (1 - \pi_i)\,y_i / \pi_i}{\sum_{i \in S} (1 - \pi_i)}
+    .. math:: V &= \frac{m}{m - 1} \sum_{i \in S} (1 - \pi_i) \Bigl(\frac{y_i}{\pi_i} - B\Bigr)^2, \\
+        B &= \frac{\sum_{i \in S} (1 - \pi_i)\,y_i / \pi_i}{\sum_{i \in S} (1 - \pi_i)}
 
     It is too large if a design spreads its draws over an order that y follows. Its first use on a class of designs for
     fewer than 30 units raises a warning. :class:`Brewer` (up to k = 10), :class:`GumbelTopK` and

@@ -49,8 +49,8 @@ def perturbed_topk(
 ) -> Tensor:
     r"""Relaxes top-k by the mean over Gaussian perturbations (third argument: ``scale``; ``dim`` by keyword).
 
-    .. math:: y = \frac1M \sum_m \mathrm{top}_k(x + \sigma Z_m), \qquad
-        \frac{\partial y}{\partial x} := \frac{1}{\sigma M} \sum_m (\mathrm{top}_k(x + \sigma Z_m) -
+    .. math:: y &= \frac1M \sum_m \mathrm{top}_k(x + \sigma Z_m), \\
+        \frac{\partial y}{\partial x} &:= \frac{1}{\sigma M} \sum_m (\mathrm{top}_k(x + \sigma Z_m) -
         \mathrm{top}_k(x))\,Z_m^\top
 
     The result is random. Value and derivative are unbiased estimates of their limits as M grows. Both errors decrease
@@ -108,7 +108,7 @@ def _pull_back(g: Tensor, difference: Tensor, noise: Tensor) -> Tensor:
 class PerturbedTopK(PerturbedWrapper):
     r"""The top k of Gaussian-perturbed logits, with a Monte Carlo estimate of the Jacobian of their mean.
 
-    .. math:: x = \mathrm{top}_k(\theta + \sigma Z_0), \qquad \frac{\partial x}{\partial \theta} :=
+    .. math:: x &= \mathrm{top}_k(\theta + \sigma Z_0), \\ \frac{\partial x}{\partial \theta} &:=
         \frac{1}{\sigma M} \sum_{m=1}^M (\mathrm{top}_k(\theta + \sigma Z_m) - \mathrm{top}_k(\theta))\,Z_m^\top
 
     This is a straight-through estimator. The Jacobian of E[x] is estimated without bias from M further perturbations of

@@ -30,8 +30,8 @@ from .wrapper import DesignWrapper, Scorer, substitute_gradient, wide
 class ReinMax(DesignWrapper):
     r"""A sampling design whose draws carry a gradient of second-order accuracy.
 
-    .. math:: x \sim \text{design}, \qquad \frac{\partial x}{\partial \theta} := 2 J(\pi_1) - \tfrac12 J(\pi_0), \quad
-        \pi_1 = \tfrac12 (x + \pi_\tau), \quad J(\pi) = \frac1T \Big(\mathrm{diag}(d) - \frac{d d^\top}{\sum_i d_i}\Big)
+    .. math:: x &\sim \text{design}, \quad \frac{\partial x}{\partial \theta} := 2 J(\pi_1) - \tfrac12 J(\pi_0), \\
+        \pi_1 &= \tfrac12 (x + \pi_\tau), \\ J(\pi) &= \frac1T \Big(\mathrm{diag}(d) - \frac{d d^\top}{\sum_i d_i}\Big)
 
     :math:`\pi_0` are the inclusion probabilities that the relaxation computes from the logits :math:`\theta` at the
     softness T of the design, and :math:`\pi_\tau` those at ``temperature`` times T. :math:`d = F'(F^{-1}(\pi))` is the

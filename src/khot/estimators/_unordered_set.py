@@ -39,8 +39,8 @@ def unordered_set(
     :math:`D'`, one after the other in proportion to p, gives the set C. With the leave-one-out ratio
     :math:`R(B, x) = p^{D \setminus x}(B \setminus x) / p^D(B)`,
 
-    .. math:: \nabla E[f(x)] \approx \sum_{x \in B} R(B, x) \, \nabla p(x) \, \big(f(x) - b_x\big),
-        \qquad b_x = \sum_{y \in B} p(y) R^{D \setminus x}(B, y) f(y), \quad R^{D \setminus x}(B, x) = 1
+    .. math:: \nabla E[f(x)] &\approx \sum_{x \in B} R(B, x) \, \nabla p(x) \, \big(f(x) - b_x\big), \\
+        b_x &= \sum_{y \in B} p(y) R^{D \setminus x}(B, y) f(y), \\ R^{D \setminus x}(B, x) &= 1
 
     For S = 1, where there is no baseline, this is the score-function estimator; if B is the whole support it is exact.
     The ratios are computed by quadrature from :math:`p^{D'}(C) = \int_0^\infty e^{-v} \prod_{x \in C} (1 - e^{-v p(x) /

@@ -93,8 +93,8 @@ class AdaptiveStep:
 class IMLE(PerturbedWrapper):
     r"""The top k of perturbed logits; the gradient is how they change when the logits move against the cotangent.
 
-    .. math:: x = \mathrm{top}_k(\theta + \epsilon), \qquad \text{cotangent of } \theta :=
-        \frac{1}{\lambda} \big(x - \mathrm{top}_k(\theta - \lambda g + \epsilon)\big), \quad g = \nabla f(x)
+    .. math:: x &= \mathrm{top}_k(\theta + \epsilon), \quad g = \nabla f(x), \\ \text{cotangent of } \theta &:=
+        \frac{1}{\lambda} \big(x - \mathrm{top}_k(\theta - \lambda g + \epsilon)\big)
 
     with the same noise in both. As :math:`\lambda \to 0` its mean tends to the product of g with the Jacobian of E[x]
     if g does not depend on x. So in this limit it is exact for linear f; otherwise, and for finite steps, it is biased.

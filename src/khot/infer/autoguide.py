@@ -51,7 +51,7 @@ class _Site(NamedTuple):
 class AutoKHot(AutoGuide):
     r"""An autoguide for the k-hot sites of a model: independent conditional Poisson designs.
 
-    .. math:: q(x) = \prod_{\text{sites, rows}} q(x_r), \qquad q(x_r) \propto \exp \langle \theta_r, x_r \rangle
+    .. math:: q(x) &= \prod_{\text{sites, rows}} q(x_r), \\ q(x_r) &\propto \exp \langle \theta_r, x_r \rangle
         \text{ on the support of } x_r
 
     Each row of each site has a :class:`~khot.ConditionalPoisson` with the size, or the range of sizes, that the site

@@ -2,7 +2,7 @@ r"""Loss functions of relaxed top-k maps; their modules are in :mod:`khot.nn`.
 
 Fenchel-Young losses [1]. Each sparse map is :math:`y(x) = \arg\max_y \langle x, y\rangle - \Omega(y)`. Its loss
 
-.. math:: L(x, t) = \Omega^*(x) + \Omega(t) - \langle x, t\rangle \ge 0, \qquad \nabla_x L = y(x) - t,
+.. math:: L(x, t) &= \Omega^*(x) + \Omega(t) - \langle x, t\rangle \ge 0, \\ \nabla_x L &= y(x) - t,
 
 is convex in x, and zero where :math:`y(x) = t`. With R(y) = (strength / p) sum abs(y)^p, the regulariser Omega is
 

@@ -34,8 +34,8 @@ def topk_cross_entropy(
 ) -> Tensor:
     r"""Cross-entropy of "the target is among the k largest scores", with k drawn from ``p_k``.
 
-    .. math:: L = -\log \sum_{j=1}^K p_j\, y^{(j)}_\mathrm{target}, \qquad y^{(j)} = \mathrm{relaxation}(x, j,
-        \mathrm{softness})
+    .. math:: L &= -\log \sum_{j=1}^K p_j\, y^{(j)}_\mathrm{target}, \\
+        y^{(j)} &= \mathrm{relaxation}(x, j, \mathrm{softness})
 
     Position 0 of ``p_k`` is the weight of k = 1, the top-1 loss. The computation is in logarithms if the relaxation has
     one (:func:`lapsum_topk`, :func:`sigmoid_topk`), so that targets far below the threshold keep their gradient. For

@@ -91,8 +91,8 @@ def fenchel_young_topk_loss(
 ) -> Tensor:
     r"""Fenchel-Young loss of a sparse top-k map y: convex in x, with gradient ``y(x) - target``.
 
-    .. math:: L(x, t) = \Omega^*(x) + \Omega(t) - \langle x, t\rangle \ge 0, \qquad
-        \Omega^*(x) = \max_y \langle x, y\rangle - \Omega(y)
+    .. math:: L(x, t) &= \Omega^*(x) + \Omega(t) - \langle x, t\rangle \ge 0, \\
+        \Omega^*(x) &= \max_y \langle x, y\rangle - \Omega(y)
 
     where the maximiser is :func:`sparse_topk`, :func:`sparse_topk_magnitude` or :func:`sparse_topk_signed`, whose
     regulariser :math:`\Omega` is given in :mod:`khot.losses`. It is zero where y(x) = target. It is differentiable in

@@ -24,8 +24,8 @@ def knn_loss(
 ) -> Tensor:
     r"""The negative logarithm of the share of a query's k relaxed nearest neighbours that have its label.
 
-    .. math:: L_q = -\log \frac{1}{k} \sum_{j : \ell_j = \ell_q} A_{qj}, \qquad
-        A_q = \mathrm{relaxation}(-\lVert f_q - f_j \rVert^2, k, \mathrm{softness})
+    .. math:: L_q &= -\log \frac{1}{k} \sum_{j : \ell_j = \ell_q} A_{qj}, \\
+        A_q &= \mathrm{relaxation}(-\lVert f_q - f_j \rVert^2, k, \mathrm{softness})
 
     The loss trains the network that computes the features. Queries whose label no key has are left out: their loss is
     0, and they do not count in the mean. Computed in logarithms if the relaxation has one, so that neighbours far

@@ -39,8 +39,8 @@ def topk_metric_loss(
     An item of gain g at rank r adds :math:`d_r g` to a metric with discounts :math:`d_1 \ge \dots \ge d_k \ge 0` and
     :math:`d_{k+1} = 0`, so that the metric is a weighted sum of what the best j items have gained [1]:
 
-    .. math:: L = 1 - \frac{1}{Z} \sum_{j=1}^k (d_j - d_{j+1}) \langle g, y^{(j)} \rangle, \qquad
-        y^{(j)} = \mathrm{relaxation}(x, j, \mathrm{softness})
+    .. math:: L &= 1 - \frac{1}{Z} \sum_{j=1}^k (d_j - d_{j+1}) \langle g, y^{(j)} \rangle, \\
+        y^{(j)} &= \mathrm{relaxation}(x, j, \mathrm{softness})
 
     ============== ======================== ======================================== =======================
     ``metric``     :math:`d_j`              :math:`g`                                :math:`Z`

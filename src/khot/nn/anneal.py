@@ -13,7 +13,7 @@ STATE = ("start", "end", "steps", "shape", "whole", "last_step")
 class Anneal:
     r"""Moves a number of a module from one value to another: softness, k, threshold, capacity or density.
 
-    .. math:: v_t = a + (b - a)\, t / T \quad\text{or}\quad v_t = a^{1 - t / T}\, b^{t / T}, \qquad t = 0, 1, \dots, T
+    .. math:: v_t &= a + (b - a)\, t / T \quad\text{or} \\ v_t &= a^{1 - t / T}\, b^{t / T}, \quad t = 0, 1, \dots, T
 
     Use it like a scheduler of ``torch.optim.lr_scheduler``: it assigns the first value on construction and the next one
     at each :meth:`step`, and keeps the last one after ``steps`` calls. If the number and both ends are ints, as for the

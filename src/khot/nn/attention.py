@@ -47,8 +47,8 @@ def topk_attention(
 ) -> Tensor:
     r"""Attention of every query to its k most similar keys: hard, or relaxed by adding log A to the logits [1].
 
-    .. math:: \mathrm{softmax}\!\left(S + \log A\right) V, \qquad S = \text{scale} \cdot Q K^\top, \quad
-        A = \mathrm{relaxation}(S, k, \text{softness})
+    .. math:: & \mathrm{softmax}\!\left(S + \log A\right) V, \quad S = \text{scale} \cdot Q K^\top, \\
+        & A = \mathrm{relaxation}(S, k, \text{softness})
 
     Arguments and result are those of :func:`torch.nn.functional.scaled_dot_product_attention`; with a hard mask and k =
     S the two are equal. Without a softness A is the hard mask: keys beyond the k-th get neither weight nor gradient,

@@ -16,7 +16,7 @@ from khot.relaxations import straight_through_value
 class JumpReLU(Module):
     r"""Keeps the entries above a threshold unchanged, and sets the others to 0.
 
-    .. math:: y = x\,[x > \theta], \qquad \frac{\partial y}{\partial \theta} := -\frac{\theta}{\varepsilon}\,
+    .. math:: y &= x\,[x > \theta], \\ \frac{\partial y}{\partial \theta} &:= -\frac{\theta}{\varepsilon}\,
         [|x - \theta| < \varepsilon / 2]
 
     Entries that are kept pass their gradient on to x. The gradient in the threshold is a pseudo-derivative of [1]: it
@@ -103,7 +103,7 @@ class JumpReLU(Module):
     def count(self, x: Tensor) -> Tensor:
         r"""The number of entries that are kept, with a pseudo-derivative, so that a penalty trains the threshold.
 
-        .. math:: L_0 = \sum_i [x_i > \theta_i], \qquad \frac{\partial L_0}{\partial \theta_i} :=
+        .. math:: L_0 &= \sum_i [x_i > \theta_i], \\ \frac{\partial L_0}{\partial \theta_i} &:=
             -\frac{1}{\varepsilon}\, [|x_i - \theta_i| < \varepsilon / 2]
 
         With ``through_input`` the derivative in x is the negative of this; otherwise it is 0. See [1], section 3.

@@ -50,7 +50,7 @@ def route(
 
     With scores s of the logits, the chosen set S has the k largest :math:`c_e = s_e + b_e`, and
 
-    .. math:: w_e = \text{scale} \cdot s_e / \bigl({\textstyle\sum_{j \in S}} s_j + \text{eps}\bigr), \qquad e \in S,
+    .. math:: w_e = \text{scale} \cdot s_e / \bigl({\textstyle\sum_{j \in S}} s_j + \text{eps}\bigr), \quad e \in S,
 
     or scale times :math:`s_e` without renormalisation. The bias moves the choice, not the weights, and has no gradient.
     Among equal c, as by rounding beside a large bias, the larger score is chosen, and then the earlier expert. An

@@ -262,7 +262,7 @@ class GatherTopK(Masking):
 
     With ``rest``, one more token follows the k: the mean of the others, weighted by the softmax of their scores [2],
 
-    .. math:: \sum_{i \notin S} w_i t_i, \qquad w_i = e^{s_i} / {\textstyle\sum}_{j \notin S} e^{s_j}.
+    .. math:: \sum_{i \notin S} w_i t_i, \quad w_i = e^{s_i} / {\textstyle\sum}_{j \notin S} e^{s_j}.
 
     Scores that are logarithms of attention give weights in proportion to attention. The weights have their own gradient
     in the scores, without a softness, too. If no other score is above ``-inf``, this token is 0.

@@ -20,8 +20,8 @@ def capped_softmax(
 ) -> Tensor:
     r"""Relaxes top-k by a multiple of softmax, capped at 1 (third argument: ``temperature``; ``dim`` by keyword).
 
-    .. math:: y_i = \min(1, e^{(x_i - t)/T}), \quad \sum_i y_i = k; \qquad
-        y = \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle - T \sum_i y_i \log y_i
+    .. math:: y_i &= \min(1, e^{(x_i - t)/T}), \quad \sum_i y_i = k; \\
+        y &= \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle - T \sum_i y_i \log y_i
 
     For ``k = 1`` this is softmax. With ``x = log(size)`` the values are what survey sampling calls inclusion
     probabilities proportional to size: units that are too large for their share are certain to be chosen, and the

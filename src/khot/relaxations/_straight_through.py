@@ -29,7 +29,7 @@ def straight_through_topk(
 ) -> Tensor:
     r"""Marks the k largest, with the gradient of a relaxed mask (third argument: ``softness``; ``dim`` by keyword).
 
-    .. math:: y = \mathrm{topk}(x, k), \qquad dy := d\,\mathrm{relaxation}(x, k, \text{softness})
+    .. math:: y &= \mathrm{topk}(x, k), \\ dy &:= d\,\mathrm{relaxation}(x, k, \text{softness})
 
     The gradient is biased: the softer the relaxation, the more entries far from the threshold receive a gradient. The
     result is deterministic; :class:`~khot.StraightThrough` does the same for random draws. The result is differentiable

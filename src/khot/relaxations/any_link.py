@@ -23,7 +23,7 @@ def capped_simplex_map(
 ) -> Tensor:
     r"""Relaxes top-k by a shifted, increasing link function F (third argument: ``scale``; ``dim`` by keyword).
 
-    .. math:: y_i = F((x_i - t)/s), \qquad t \text{ such that } \sum_i y_i = k
+    .. math:: y_i = F((x_i - t)/s), \quad t \text{ such that } \sum_i y_i = k
 
     The relaxed masks of this library, except for :func:`successive_softmax_topk`, are this map with a link of their
     own; pass a :class:`Link` to make another one. The map keeps the order of ``x``, is invariant to ``x + c``, and

@@ -53,8 +53,8 @@ class _Sides(NamedTuple):
 def soft_count(x: Tensor, points: float | Tensor, scale: float | Tensor = 1.0, *, dim: int = -1) -> Tensor:
     r"""Counts the entries below each point, softly (third argument: ``scale``; ``dim`` by keyword).
 
-    .. math:: F(t) = \sum_i \mathrm{Lap}((t - x_i)/s), \qquad
-        \mathrm{Lap}(u) = \tfrac12 e^{u} \text{ for } u < 0, \; 1 - \tfrac12 e^{-u} \text{ else}
+    .. math:: F(t) &= \sum_i \mathrm{Lap}((t - x_i)/s), \\
+        \mathrm{Lap}(u) &= \tfrac12 e^{u} \text{ for } u < 0, \; 1 - \tfrac12 e^{-u} \text{ else}
 
     Tends to the number of entries below t as ``scale -> 0``, where an entry equal to t counts as one half, and to
     ``n / 2`` as it grows. The count increases with t, and ``soft_count(x, x) + 1/2`` are the soft ranks. It is
@@ -104,7 +104,7 @@ def _count_below(x: Tensor, points: float | Tensor, scale: float | Tensor, dim: 
 def soft_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor = 1.0, *, dim: int = -1) -> Tensor:
     r"""Relaxes quantiles (third argument: ``scale``; ``dim`` by keyword).
 
-    .. math:: t = F^{-1}(q n), \qquad F(t) = \sum_i \mathrm{Lap}((t - x_i)/s)
+    .. math:: t = F^{-1}(q n), \quad F(t) = \sum_i \mathrm{Lap}((t - x_i)/s)
 
     This is the inverse of :func:`soft_count`. As ``scale -> 0`` it tends to entry number ``ceil(q n)`` of the sorted
     row or, if q n is an integer below n, to the midpoint between two entries. It increases with q, does not depend on

@@ -137,8 +137,8 @@ def isotonic_lp(
 ) -> Tensor:
     r"""Solves the isotonic problem of top-k operators with a p-norm regulariser.
 
-    .. math:: v = \arg\min_{v_1 \ge \dots \ge v_n} \sum_i \lambda^{q-1} w_i\,\varphi(v_i)
-        + \tfrac1q |s_i - v_i|^q, \qquad \tfrac1p + \tfrac1q = 1
+    .. math:: v = \arg\min_{v_1 \ge \dots \ge v_n} & \sum_i \lambda^{q-1} w_i\,\varphi(v_i)
+        + \tfrac1q |s_i - v_i|^q, \\ & \tfrac1p + \tfrac1q = 1
 
     with :math:`\varphi(v) = v` (``kind="mask"``) or :math:`\tfrac12 v^2` (``"magnitude"``), and :math:`\lambda` the
     ``strength``. Let s be the scores in descending order (for magnitudes, their absolute values), and w be k ones

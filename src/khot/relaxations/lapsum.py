@@ -20,8 +20,8 @@ def lapsum_topk(
 ) -> Tensor:
     r"""Relaxes top-k by Laplace distribution functions that sum to k (third argument: ``scale``; ``dim`` by keyword).
 
-    .. math:: y_i = \mathrm{Lap}((x_i - t)/s), \quad \sum_i y_i = k; \qquad
-        \mathrm{Lap}(z) = \tfrac12 e^z \ (z \le 0), \quad 1 - \tfrac12 e^{-z} \ (z > 0)
+    .. math:: y_i &= \mathrm{Lap}((x_i - t)/s), \quad \sum_i y_i = k; \\
+        \mathrm{Lap}(z) &= \tfrac12 e^z \ (z \le 0), \quad 1 - \tfrac12 e^{-z} \ (z > 0)
 
     Tends to the k-hot top-k as ``scale -> 0`` and to ``k / n`` as it grows. The map is permutation-equivariant, keeps
     the order of ``x``, is invariant to ``x + c``, and is invertible up to that shift. It is differentiable in ``x``,

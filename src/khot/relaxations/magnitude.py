@@ -23,8 +23,8 @@ def sparse_topk_magnitude(
 ) -> Tensor:
     r"""Keeps the k largest ``abs(x)``, relaxed, with exact zeros (third argument: ``strength``; ``dim`` by keyword).
 
-    .. math:: y = \arg\max_y \langle x, y \rangle - \frac12 \min_{z \in [0,1]^n, \sum z = k} \sum_i \frac{y_i^2}{z_i}
-        - \frac{\lambda}{p} \sum_i |y_i|^p
+    .. math:: y = \arg\max_y \langle x, y \rangle &- \frac12 \min_{z \in [0,1]^n, \sum z = k} \sum_i \frac{y_i^2}{z_i}
+        \\ &- \frac{\lambda}{p} \sum_i |y_i|^p
 
     Tends to ``x * topk_mask(abs(x), k)`` as ``strength -> 0`` and to 0 as it grows. The map is odd and
     permutation-equivariant, keeps the order of absolute values, and never enlarges one. Once ``strength`` is below

@@ -58,8 +58,8 @@ _PERMUTATION = OrderMap(_permutation, kernel.soft_permutation)
 def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, *, dim: int = -1) -> Tensor:
     r"""Relaxes the ranks of the entries, from 1 to n (second argument: ``scale``; ``dim`` by keyword).
 
-    .. math:: r_i = \tfrac12 + \sum_j \mathrm{Lap}((x_i - x_j)/s), \qquad
-        \mathrm{Lap}(u) = \tfrac12 e^{u} \text{ for } u < 0, \; 1 - \tfrac12 e^{-u} \text{ else}
+    .. math:: r_i &= \tfrac12 + \sum_j \mathrm{Lap}((x_i - x_j)/s), \\
+        \mathrm{Lap}(u) &= \tfrac12 e^{u} \text{ for } u < 0, \; 1 - \tfrac12 e^{-u} \text{ else}
 
     Tends to the ranks as ``scale -> 0``, where ties share their mean rank, and to ``(n + 1) / 2`` as it grows. The sum
     is always ``n (n + 1) / 2``. The map is permutation-equivariant, keeps the order of ``x`` and is invariant to
@@ -95,7 +95,7 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
 def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, *, dim: int = -1) -> Tensor:
     r"""Relaxes sorting (second argument: ``scale``; ``dim`` by keyword).
 
-    .. math:: y_j = F^{-1}(j - \tfrac12), \qquad F(t) = \sum_i \mathrm{Lap}((t - x_i)/s), \quad j = 1 \dots n
+    .. math:: y_j &= F^{-1}(j - \tfrac12), \quad j = 1 \dots n, \\ F(t) &= \sum_i \mathrm{Lap}((t - x_i)/s)
 
     Tends to the sorted entries as ``scale -> 0``, and spreads beyond their range as it grows. The result increases with
     j, does not depend on the order of ``x``, and shifts by c with ``x + c``. It is differentiable in ``x`` and
@@ -133,7 +133,7 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
 def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, *, dim: int = -1) -> Tensor:
     r"""Relaxes the permutation matrix that sorts the entries (second argument: ``scale``; ``dim`` by keyword).
 
-    .. math:: P_{ij} = \mathrm{Lap}((b_j - x_i)/s) - \mathrm{Lap}((b_{j-1} - x_i)/s), \qquad b_j = F^{-1}(j),
+    .. math:: P_{ij} &= \mathrm{Lap}((b_j - x_i)/s) - \mathrm{Lap}((b_{j-1} - x_i)/s), \\ b_j &= F^{-1}(j),
         \quad b_0 = -\infty,\ b_n = \infty
 
     with F as in :func:`soft_sort`. The matrix is nonnegative, and its rows (items) and columns (positions) sum to one;

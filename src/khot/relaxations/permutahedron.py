@@ -22,8 +22,8 @@ def permutahedron_projection(
 ) -> Tensor:
     r"""Projects ``x / strength`` onto the permutahedron of w (third argument: ``strength``; ``dim`` by keyword).
 
-    .. math:: y = \arg\max_{y \in \mathcal{P}(w)} \langle x, y \rangle - \tfrac{\lambda}2 \|y\|^2
-        = \arg\min_{y \in \mathcal{P}(w)} \tfrac12 \|y - x/\lambda\|^2
+    .. math:: y &= \arg\max_{y \in \mathcal{P}(w)} \langle x, y \rangle - \tfrac{\lambda}2 \|y\|^2 \\
+        &= \arg\min_{y \in \mathcal{P}(w)} \tfrac12 \|y - x/\lambda\|^2
 
     The permutahedron is the convex hull of all permutations of w. If w has k ones and n - k zeros, y is the sparse
     top-k mask with p = 2. For a small enough ``strength``, y is w in the order of ``x``; as it grows, y tends to the

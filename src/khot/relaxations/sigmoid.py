@@ -20,8 +20,8 @@ def sigmoid_topk(
 ) -> Tensor:
     r"""Relaxes top-k by binary-entropy regularisation (third argument: ``temperature``; ``dim`` by keyword).
 
-    .. math:: y_i = \sigma((x_i - t)/T), \quad \sum_i y_i = k; \qquad
-        y = \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle + T \sum_i H_b(y_i)
+    .. math:: y_i &= \sigma((x_i - t)/T), \quad \sum_i y_i = k; \\
+        y &= \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle + T \sum_i H_b(y_i)
 
     Tends to the k-hot top-k as ``temperature -> 0`` and to ``k / n`` as it grows. The map is permutation-equivariant,
     keeps the order of ``x`` and is invariant to ``x + c``. It is differentiable to any order in ``x``, ``k`` and

@@ -116,9 +116,10 @@ def sorted_transport_topk(
 ) -> Tensor:
     r"""Relaxes the k largest entries, in order, by optimal transport (third argument: ``epsilon``; ``dim`` by keyword).
 
-    .. math:: y = n\,\Gamma_{\cdot,\,:k}, \quad \Gamma = \arg\min_{\Gamma \ge 0} \langle C, \Gamma\rangle
-        + \varepsilon {\textstyle\sum_{ij}} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad
-        \Gamma^\top 1 = (\tfrac1n, \dots, \tfrac1n, \tfrac{n-k}{n}), \quad C_{ij} = (x_i - (k - j))^2
+    .. math:: y &= n\,\Gamma_{\cdot,\,:k}, \quad C_{ij} = (x_i - (k - j))^2, \\
+        \Gamma &= \arg\min_{\Gamma \ge 0} \langle C, \Gamma\rangle
+        + \varepsilon {\textstyle\sum_{ij}} \Gamma_{ij} \log \Gamma_{ij}, \\
+        \Gamma 1 &= \tfrac{1}{n} 1, \quad \Gamma^\top 1 = (\tfrac1n, \dots, \tfrac1n, \tfrac{n-k}{n})
 
     Column j is a soft indicator of the (j+1)-th largest entry: columns sum to 1, rows to at most 1, and ``y.mT @ x`` is
     a soft version of the k largest values. Tends to the hard indicators as ``epsilon -> 0``, to ``1 / n`` as it grows.

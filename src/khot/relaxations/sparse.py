@@ -40,8 +40,8 @@ def sparse_topk(
 ) -> Tensor:
     r"""Relaxes top-k by p-norm regularisation, with exact zeros (third argument: ``strength``; ``dim`` by keyword).
 
-    .. math:: y = \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle - \frac{\lambda}{p} \sum_i y_i^p; \qquad
-        y_i = \mathrm{clip}((x_i - t)/\lambda, 0, 1)^{1/(p-1)}
+    .. math:: y &= \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle - \frac{\lambda}{p} \sum_i y_i^p; \\
+        y_i &= \mathrm{clip}((x_i - t)/\lambda, 0, 1)^{1/(p-1)}
 
     The mask equals the k-hot top-k as soon as ``strength`` is below the gap between the k-th and the next largest
     score, and tends to ``k / n`` as it grows. ``p = 2`` is the Euclidean projection of ``x / strength``. The map is

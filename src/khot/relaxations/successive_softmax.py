@@ -57,8 +57,8 @@ def successive_softmax_topk(
 ) -> Tensor:
     r"""Relaxes top-k by k softmaxes in turn (third argument: ``temperature``; ``dim`` by keyword).
 
-    .. math:: y = \sum_{j=1}^k p^j, \quad p^j = \mathrm{softmax}(\alpha^j / T), \quad
-        \alpha^1 = x, \quad \alpha^{j+1} = \alpha^j + \log(1 - p^j)
+    .. math:: y &= \sum_{j=1}^k p^j, \quad p^j = \mathrm{softmax}(\alpha^j / T), \\
+        \alpha^1 &= x, \quad \alpha^{j+1} = \alpha^j + \log(1 - p^j)
 
     This is a baseline: prefer :func:`sigmoid_topk`. It has several flaws. Entries can exceed 1 (``x = (0, 1)`` with
     ``k = 2`` gives ``(0.77, 1.23)``), so they are not inclusion probabilities. It does not keep the order of ``x``.

@@ -25,9 +25,10 @@ def transport_topk(
 ) -> Tensor:
     r"""Relaxes top-k by optimal transport to "in" and "out" (third argument: ``epsilon``; ``dim`` by keyword).
 
-    .. math:: y = n\,\Gamma_{\cdot 1}, \quad \Gamma = \arg\min_{\Gamma \ge 0} \langle C, \Gamma\rangle
-        + \varepsilon {\textstyle\sum_{ij}} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad
-        \Gamma^\top 1 = (\tfrac{k}{n}, \tfrac{n-k}{n}), \quad C_{ij} = (x_i - a_j)^2, \quad a = (1, 0)
+    .. math:: y &= n\,\Gamma_{\cdot 1}, \quad C_{ij} = (x_i - a_j)^2, \quad a = (1, 0), \\
+        \Gamma &= \arg\min_{\Gamma \ge 0} \langle C, \Gamma\rangle
+        + \varepsilon {\textstyle\sum_{ij}} \Gamma_{ij} \log \Gamma_{ij}, \\
+        \Gamma 1 &= \tfrac{1}{n} 1, \quad \Gamma^\top 1 = (\tfrac{k}{n}, \tfrac{n-k}{n})
 
     Sinkhorn iterations are not needed for this problem: :math:`C_{i1} - C_{i0} = 1 - 2 x_i`, so the solution is
     :math:`\sigma((x_i - t)/(\varepsilon/2))` with t such that it sums to k. This is
