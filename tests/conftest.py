@@ -4,7 +4,7 @@ import gc
 import itertools
 import os
 import time
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ from torch.distributions import Distribution
 
 from khot.kernels import backend
 from khot.kernels.operators.platforms import HAS_NUMBA
-from tests.backends import BACKENDS
+from tests.backends import INTERPRETED, TESTED
 from tests.durations import Durations
-from tests.pairwise import covering
 from tests.progress import Progress
 
 # Tensors of tests are small, and threads that wait for each other cost more than they do.
@@ -91,15 +90,9 @@ def fresh_pyro() -> Iterator[None]:
         yield
 
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # a run of chosen files, of which all cases count
-
-
-@pytest.fixture(params=["triton"] if INTERPRETED else BACKENDS)
+@pytest.fixture(params=TESTED)
 def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each backend of a CPU in turn, for tests of what all of them compute.
-
-    Cases of such tests are those of pairs: each value of another parameter meets each backend.
-    """
+    """Each backend of a CPU: for contracts, reference values and fuzz tests, which show what all of them compute."""
     with backend(request.param):
         yield request.param
 
@@ -235,21 +228,6 @@ def by_test(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
     return [list(group) for _, group in itertools.groupby(sorted(items, key=test_of), test_of)]
 
 
-def values_of(items: list[pytest.Item]) -> list[dict[str, Hashable]]:
-    """What the cases of a test were given, as values that can be compared."""
-    given = (parameters_of(item) for item in items)
-    return [{name: v if isinstance(v, str | float) else id(v) for name, v in values.items()} for values in given]
-
-
-def in_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
-    """The items without those, of tests in each backend or marked ``pairwise``, that show no new pair of values."""
-    paired = [i for i in items if i.get_closest_marker("pairwise") or "cpu_backend" in parameters_of(i)]
-    chosen = {*items} - {*paired}
-    for cases in by_test(paired):
-        chosen |= {cases[i] for i in covering(values_of(cases))}
-    return chosen
-
-
 def takes_long(item: pytest.Item) -> bool:
     """Whether a test is marked ``slow``, or is one of a member of a registry that says so."""
     return bool(item.get_closest_marker("slow")) or any(
@@ -258,27 +236,33 @@ def takes_long(item: pytest.Item) -> bool:
 
 
 def some_of(items: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """At most ``MOST_CASES`` of each test, the first of those in which each value of each parameter is met.
+    """At most ``MOST_CASES`` of each test, of which each is the first that has the most values that were not met.
 
     Registries begin with their most common members. If every test took others, all loops would be compiled: minutes.
     """
     chosen = set[pytest.Item]()
     for cases in by_test(items):
-        met = covering(values_of(cases), together=1) if len(cases) > 1 else [0]
-        chosen |= {cases[i] for i in met[:MOST_CASES]}
+        values = [{(name, id(value)) for name, value in parameters_of(item).items()} for item in cases]
+        met = set[tuple[str, int]]()
+        for _ in range(MOST_CASES):
+            best = max(range(len(cases)), key=lambda i: len(values[i] - met))
+            if met >= values[best] and met:
+                break
+            chosen.add(cases[best])
+            met |= values[best]
     return chosen
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out cases of tests in pairs, tests for an accelerator, and of a quick run most cases of each test."""
+    """Leaves out tests for an accelerator, and of a quick run most cases of each test."""
     for item in items:
         if takes_long(item):
             item.add_marker(pytest.mark.slow)
         for needed in item.iter_markers("needs_torch"):
             if Version(needed.args[0]) > TORCH:
                 item.add_marker(pytest.mark.skip(reason=f"needs torch {needed.args[0]}"))
-    wanted = in_pairs(items)
+    wanted = {*items}
     if "gpu" not in config.getoption("markexpr"):
         wanted -= {item for item in items if item.get_closest_marker("gpu")}
     if not takes_all(config):

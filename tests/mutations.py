@@ -81,6 +81,7 @@ FAULTS = [
         "((u * ONE).long() + start)",
         "distributions/test_systematic.py",
     ),
+    Fault("kernels/draws/exact.py", "spread, share.clamp(-1, 1))", "spread, share)", "distributions/test_pivotal.py"),
     # Designs
     Fault(
         "laws/conditional_poisson.py",

@@ -34,12 +34,11 @@ from khot import (
 from khot.kernels import backend
 from khot.nn import GatherTopK, route, topk_attention
 from tests.elsewhere import DEVICE, Elsewhere, elsewhere, numbers, recording, there
-from tests.every_map import MAPS, quick_first
+from tests.every_map import MAPS
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.modules import MODULES, N
 from tests.registry import CONSTRAINTS, DESIGNS, ESTIMATORS, FUNCTIONS, LOSSES, PERTURBED, RELAXED
-
-pytestmark = pytest.mark.pairwise
 
 LOGITS = normal(3, 5)
 GIVEN = {
@@ -51,7 +50,8 @@ GIVEN = {
 }
 EXCLUDING = {khot.sigmoid_topk, khot.sorted_transport_topk, khot.soft_rank, khot.soft_sort, khot.soft_permutation}
 SOFTNESSES = {"number": None, "one": (), "rows": (3,)}
-validate = pytest.mark.parametrize("validate_args", [True, False], ids=["validated", "unread"])
+validate = for_each("validate_args", [True, False])
+softness_of_each_kind = for_each("softness, validate_args", [("number", True), ("rows", False)])
 
 
 @pytest.fixture(params=["auto"])
@@ -104,9 +104,8 @@ def test_the_simulation_is_strict(on_device):
 SHORT = [case for case in MAPS if case.detail not in ("dual", "dykstra")]
 
 
-@validate
+@softness_of_each_kind
 @in_torch_too
-@pytest.mark.parametrize("softness", SOFTNESSES)
 @pytest.mark.parametrize("case", SHORT, ids=lambda case: case.name)
 def test_maps(case, softness, validate_args, on_device):
     Distribution.set_default_validate_args(validate_args)
@@ -166,8 +165,7 @@ RECORDED = {
 }
 
 
-@validate
-@pytest.mark.parametrize("softness", SOFTNESSES)
+@softness_of_each_kind
 @pytest.mark.parametrize("case", RECORDABLE, ids=lambda case: case.name)
 def test_maps_in_a_cuda_graph(case, softness, validate_args, on_device):
     Distribution.set_default_validate_args(validate_args)
@@ -180,7 +178,7 @@ def test_maps_in_a_cuda_graph(case, softness, validate_args, on_device):
 
 
 @validate
-@pytest.mark.parametrize(("name", "what"), [(name, what) for name, several in RECORDED.items() for what in several])
+@for_each("name, what", [(name, what) for name, several in RECORDED.items() for what in several])
 def test_designs_in_a_cuda_graph(name, what, validate_args, on_device):
     arguments, x = given("logits", validate_args=validate_args)
     value = (torch.arange(5, device=DEVICE) < 2).float().expand(3, 5)
@@ -212,10 +210,15 @@ def test_a_graph_neither_reads_nor_takes_from_the_host(on_device):
                 wrong()
 
 
-@validate
-@pytest.mark.parametrize("name", quick_first({name: name for name in GIVEN}))
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
-def test_designs(case, name, validate_args, on_device):
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [  # those that take a relaxation see nothing but inclusion probabilities
+        (case, name) for case in DESIGNS for name in (["logits", "logits_rows"] if case.takes_relaxation else GIVEN)
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_designs(case, name, on_device):
+    validate_args = name != "logits_half"
     Distribution.set_default_validate_args(validate_args)
     arguments, x = given(name)
     design = case.make(**arguments, validate_args=validate_args)
@@ -257,7 +260,7 @@ def test_other_laws(on_device):
     check(subset_vector(torch.arange(3, device=DEVICE), 5, 2))
 
 
-@pytest.mark.parametrize("name", ["logits", "logits_rows"])
+@for_each("name", ["logits", "logits_rows"])
 @pytest.mark.parametrize("case", RELAXED, ids=lambda case: case.public.__name__)
 def test_relaxed_laws(case, name, on_device):
     arguments, x = given(name)
@@ -277,7 +280,7 @@ def test_wrappers(case, estimator, on_device):
     check_gradients(value.square() * x, x)
 
 
-@pytest.mark.parametrize("name", ["logits", "logits_rows"])
+@for_each("name", ["logits", "logits_rows"])
 @pytest.mark.parametrize("case", PERTURBED, ids=lambda case: case.name)
 def test_perturbed_scores(case, name, on_device):
     arguments, x = given(name)

@@ -86,18 +86,18 @@ def test_maps(case):
         y = case.call(x, softness)
         if not case.differentiable:
             return [y]
-        leaves = [x, *([softness] if isinstance(softness, torch.Tensor) else [])]
-        first = torch.autograd.grad(y.sum(), leaves, allow_unused=True)
-        again = torch.autograd.grad(case.call(x, softness).square().sum(), leaves, allow_unused=True, create_graph=True)
-        moving = [grad for grad in again if grad is not None and grad.requires_grad]
+        if not isinstance(softness, torch.Tensor):
+            return with_gradient(y, x)
+        first = torch.autograd.grad(y.square().sum(), (x, softness), allow_unused=True, create_graph=True)
+        moving = [grad for grad in first if grad is not None and grad.requires_grad]
         second = torch.autograd.grad(sum(v.square().sum() for v in moving), x, allow_unused=True) if moving else []
-        return [y, *first, *again, *second]
+        return [y, *first, *second]
 
     x, one, each = normal(3, 6), torch.tensor(0.7), torch.full((3,), 0.7)
     soft = one if MAPS.index(case) % 2 else each
     for arguments in ({"x": x.float()}, {"x": normal(6, 3).T, "softness": soft}):
         check(everything, draws=False, **arguments)
-    check(everything, x=normal(0, 6).half(), softness=each[:0])
+    check(everything, x=normal(0, 6).half())
 
 
 def test_losses():
@@ -116,7 +116,7 @@ def test_losses():
 
 @pytest.mark.parametrize(
     ("case", "given"),
-    [(case, "logits_rows" if i % 2 else "logits") for i, case in enumerate(DESIGNS)]
+    [(case, "logits_rows" if i % 2 else "logits") for i, case in enumerate(DESIGNS) if case not in OWN_PARAMETERS]
     + [(case, given) for case in OWN_PARAMETERS for given in GIVEN],
     ids=lambda value: getattr(value, "name", value),
 )

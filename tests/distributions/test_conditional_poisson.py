@@ -8,14 +8,12 @@ from torch.distributions import Categorical, kl_divergence
 from torch.func import jacfwd, jacrev
 
 from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, PhantomUnit, sigmoid_topk
-from tests import gof
 from tests.inputs import normal
 from tests.loops import for_each
 from tests.oracle import cases, tensor
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
 
-
+@pytest.mark.usefixtures("cpu_backend")
 @for_each("case", cases("conditional_poisson"))
 def test_oracle(case):
     n, k, logits = case["n"], case["k"], tensor(case["theta"])
@@ -36,6 +34,7 @@ def test_oracle(case):
         assert (design.pairwise_inclusion - pairs).abs().max() <= 1e-11
 
 
+@pytest.mark.usefixtures("cpu_backend")
 @for_each("case", cases("cps_inverse"))
 def test_oracle_of_the_inverse(case):
     design = ConditionalPoisson(probs=tensor(case["pi"]))
@@ -97,32 +96,20 @@ def test_takes_no_relaxation():
         ConditionalPoisson(logits=torch.zeros(3), k=1, relaxation=torch.sigmoid)
 
 
-@pytest.mark.slow
-def test_goodness_of_fit_at_a_million_draws():
-    """False-alarm rate 1e-6 each; the logits of `probs` must be the right ones for the subsets to come out."""
-    probs = torch.tensor([0.9, 0.1, 0.35, 0.65, 0.5, 0.2, 0.3], dtype=torch.float64)
-    design = ConditionalPoisson(probs=probs)
+def test_long_rows():
+    """Inclusion probabilities sum to k, and k-hot draws have the counts that they say."""
     torch.manual_seed(0)
-    support = design.enumerate_support()
-    gof.check_sampler(design.sample((10**6,)), support, design.log_prob(support).exp())
-
-
-@pytest.mark.slow
-def test_long_rows_in_seconds():
-    """n = 100,000: inclusion probabilities sum to k, and k-hot draws have the counts that they say."""
-    torch.manual_seed(0)
-    logits = 3 * torch.randn(10**5, dtype=torch.float64)
-    design = ConditionalPoisson(logits=logits, k=10**4)
+    logits = 3 * torch.randn(10**4, dtype=torch.float64)
+    design = ConditionalPoisson(logits=logits, k=1000)
     mean, value = design.mean, design.sample((20,))
-    assert abs(mean.sum().item() - 10**4) < 1e-6 and (value.sum(-1) == 10**4).all()
+    assert abs(mean.sum().item() - 1000) < 1e-7 and (value.sum(-1) == 1000).all()
     likely = mean > 0.5
     deviation = (value[:, likely].sum() - 20 * mean[likely].sum()) / (20 * (mean * (1 - mean))[likely].sum()).sqrt()
     assert deviation.abs() < 5  # the covariances are negative, so the variance is smaller still
     assert torch.isfinite(design.log_prob(value)).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("output", ["logits", "entropy"])
+@for_each("output", ["logits", "entropy"])
 def test_derivatives_in_probs_agree_in_both_modes(output):
     weight = normal(5, seed=1)
 
@@ -168,8 +155,8 @@ def test_gradients_through_solved_logits_have_derivatives_in_other_arguments():
             torch.autograd.grad(gradient(weights), theta)
 
 
-@pytest.mark.parametrize("n, k", [(60, 2), (60, 30), (1000, 5), (1000, 500), (1000, 990)])
-@pytest.mark.parametrize("scale", [0.0, 1e-9, 0.3, 3.0, 30.0])
+@for_each("n, k", [(60, 2), (60, 30), (400, 5), (400, 200), (400, 390)])
+@for_each("scale", [0.0, 1e-9, 0.3, 3.0, 30.0])
 def test_pairs_have_all_their_digits(n, k, scale):
     """Of units that are equal, or nearly so, or both rare, as of others."""
     logits = scale * normal(n, seed=n + k)
@@ -196,8 +183,8 @@ def log_joint(logits, low, high):
     return [log_p.masked_fill(~event, -math.inf).logsumexp(-1) for event in events]
 
 
-@pytest.mark.parametrize("scale", [3.0, 30.0, 100.0])
-@pytest.mark.parametrize("low, high", [(1, 1), (2, 2), (3, 3), (5, 5), (0, 3), (2, 4), (4, 6)])
+@for_each("scale", [3.0, 30.0, 100.0])
+@for_each("low, high", [(1, 1), (2, 2), (3, 3), (5, 5), (0, 3), (2, 4), (4, 6)])
 def test_pairs_and_covariances_are_exact_at_any_scale(low, high, scale):
     """Relative to P(both), and to the larger of the products that a covariance is the difference of."""
     logits = scale * normal(30, 6, seed=low + 7 * high)
@@ -228,7 +215,7 @@ def test_derivatives_of_lost_pairs_and_covariances():
         torch.testing.assert_close(*slopes, rtol=1e-11, atol=1e-15)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 400])
+@for_each("n", [1, 2, 5, 400])
 def test_pairs_without_a_choice_are_exact(n):
     logits = 3 * normal(n, seed=n)
     none, one, every = (ConditionalPoisson(logits=logits, k=k) for k in (0, 1, n))

@@ -13,11 +13,10 @@ import torch
 from khot.distributions import Systematic
 from khot.relaxations import sigmoid_topk
 from tests import gof
+from tests.backends import in_turn
 from tests.inputs import normal
 from tests.maps import members, only_for
 from tests.registry import DESIGNS, DesignCase
-
-pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 PROBS = torch.tensor([0.3, 0.75, 0.15, 0.6, 0.2], dtype=torch.float64)  # k = 2
 LOGITS = torch.tensor(
@@ -90,7 +89,7 @@ def check_sampler(case):
     gof.check_sampler(draws, support, pmf)
     across_batch = design.expand((2,)).sample((size // 2,)).reshape(-1, 5)  # neighbours lie in different batch rows
     gof.check_sampler(across_batch, support, pmf)
-    gof.check_sampler(torch.cat([design.sample((20,)) for _ in range(1000)]), support, pmf)
+    gof.check_sampler(torch.cat([design.sample((20,)) for _ in range(200)]), support, pmf)
 
 
 def check_sampling_is_reproducible(case):
@@ -344,13 +343,15 @@ def check_inference_mode(case):
 
 
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
+COSTLY = (check_gradients, check_forward_mode, check_sampler, check_large_rows)
 
 
 @pytest.mark.parametrize(
-    ("case", "check"),
-    members(DESIGNS, CHECKS, (check_gradients, check_forward_mode, check_sampler, check_large_rows)),
+    ("case", "check", "cpu_backend"),
+    in_turn(members(DESIGNS, CHECKS, COSTLY), len(CHECKS)),
+    indirect=["cpu_backend"],
 )
-def test_contract(case: DesignCase, check):
+def test_contract(case: DesignCase, check, cpu_backend):
     check(case)
 
 

@@ -26,7 +26,6 @@ from tests.registry import DESIGNS
 LOGITS = torch.tensor([[3.0, 1.0, 0.2, -1.0, 0.5], [8.0, 0.0, 0.0, 0.0, 0.0]])
 
 
-@pytest.mark.usefixtures("cpu_backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
 def test_parameters_that_require_gradients_in_inference_mode(case, dtype):

@@ -18,6 +18,7 @@ from khot import (
 )
 from tests.compiled import CompileCounter
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.registry import DESIGNS
 
 LOGITS = normal(2, 5)
@@ -104,14 +105,24 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@for_each("name", CALLS)
 def test_whole_graphs_are_refused_with_the_reason(name):
-    torch.manual_seed(0)
-    expected = CALLS[name](LOGITS)
     with pytest.raises(Unsupported, match=REASON):
         compiled(CALLS[name], fullgraph=True)(LOGITS)
-    torch.manual_seed(0)
-    torch.testing.assert_close(compiled(CALLS[name])(LOGITS), expected)
+
+
+def test_graphs_end_at_every_member():
+    def everything(x):
+        found = []
+        for call in CALLS.values():
+            found.append(call(x.sin()))
+        return found
+
+    results = []
+    for function in (everything, compiled(everything)):
+        torch.manual_seed(0)
+        results.append(function(LOGITS))
+    torch.testing.assert_close(*results)
 
 
 def test_maps_around_designs_stay_whole():

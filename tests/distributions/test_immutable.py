@@ -62,7 +62,7 @@ def same(one, other):
 
 
 @pytest.fixture
-def made(monkeypatch, cpu_backend):
+def made(monkeypatch):
     """What designs keep, from here on: product trees, or what recursions over the units find."""
     made = []
     plant = ProductTree.__init__

@@ -11,8 +11,6 @@ from khot.estimators import StraightThrough
 from tests.inputs import normal
 from tests.registry import DESIGNS, DesignCase
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 FREE = torch.tensor([0.2, 0.4, -0.3, 0.5], dtype=torch.float64)  # 2 of them
 CERTAIN = {"excluded": (-math.inf,), "included": (math.inf,), "both": (math.inf, -math.inf)}
 

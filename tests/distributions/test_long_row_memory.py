@@ -42,7 +42,7 @@ print(step(int(sys.argv[1])))
 """
 
 
-@pytest.mark.parametrize("n", [2**22 + 1])  # of the first round almost all units wait for the second
+@pytest.mark.parametrize("n", [2**21 + 1])  # of the first round almost all units wait for the second
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pivotal(backend, n):
     environment = {

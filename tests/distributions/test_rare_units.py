@@ -11,8 +11,6 @@ from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, log_sigmoid_top
 from khot.laws.inverse import solve_logits
 from tests.inputs import normal
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 
 def of_probs(make: Callable[..., torch.distributions.Distribution]) -> Callable[[Tensor, int], Tensor]:
     def log_prob(x: Tensor, k: int) -> Callable[[Tensor], Tensor]:

@@ -12,8 +12,6 @@ from tests import gof
 from tests.loops import for_each
 from tests.oracle import cases, tensor
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 CASES = [case for case in cases("exact_pips_designs") if case["design"] == "sampford"]
 
 
@@ -21,6 +19,7 @@ def k_hot(subsets, n):
     return torch.zeros(len(subsets), n, dtype=torch.float64).scatter_(-1, torch.tensor(subsets), 1)
 
 
+@pytest.mark.usefixtures("cpu_backend")
 @for_each("case", CASES)
 def test_oracle(case):
     design, listed = Sampford(probs=tensor(case["pi"])), k_hot(case["subsets"], case["n"])

@@ -12,6 +12,7 @@ from khot.infer.swaps import Point, Sizes, log_ratio
 from tests.gof import check_subsets
 from tests.infer.test_swaps import SLOPES
 from tests.inputs import normal
+from tests.loops import for_each
 
 
 def all_paths(x, length):
@@ -28,10 +29,8 @@ def point(value, slope, log_joint, number):
     return Point(value.expand(number, 1, -1), *one, Sizes(sizes, sizes))
 
 
-@pytest.mark.pairwise
-@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("slope_of", SLOPES.values(), ids=SLOPES)
-@pytest.mark.parametrize(("k", "n", "length"), [(2, 5, 2), (3, 6, 2), (3, 6, 3), (1, 4, 1)])
+@for_each("slope_of, share", zip(SLOPES.values(), (0.1, 1.0, 0.1, 0.0), strict=True))
+@for_each("k, n, length", [(2, 5, 2), (3, 6, 2), (3, 6, 3), (1, 4, 1)])
 def test_chain_is_reversible(k, n, length, slope_of, share):
     """Detailed balance on the full transition matrix; the probabilities of all paths from a state add up to 1."""
     states, h, coupling = ConditionalPoisson(logits=normal(n), k=k).enumerate_support(), normal(n), normal(n, n, seed=1)

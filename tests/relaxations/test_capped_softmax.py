@@ -6,8 +6,6 @@ import torch
 from khot import ConditionalPoisson, capped_softmax, sparse_topk
 from tests.inputs import normal
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 float64 = torch.float64
 EPS = torch.finfo(float64).eps
 

@@ -9,8 +9,6 @@ from torch.func import hessian, vmap
 from khot import soft_count, soft_quantile, soft_rank, soft_sort
 from tests.inputs import normal
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 SCALES = torch.tensor([0.03, 0.7, 20.0], dtype=torch.float64)
 LEVELS = torch.tensor([0.02, 0.2, 0.31, 0.5, 0.77, 0.999], dtype=torch.float64)
 

@@ -3,7 +3,6 @@
 import itertools
 import warnings
 
-import pytest
 import torch
 
 import khot
@@ -12,7 +11,7 @@ from tests.inputs import normal
 from tests.loops import for_each
 from tests.maps import ODD_MAPS, RELAXATIONS, publics
 
-SHAPES = [(3, 3), (1, 4), (4, 1), (2, 2, 2), (4, 2, 2), (4, 4, 5), (1, 4, 4), (4, 1, 4), (40, 40)]
+SHAPES = [(3, 3), (1, 4), (4, 1), (4, 2, 2), (1, 4, 4), (4, 1, 4), (40, 40)]
 MAPS = {mask.__name__: lambda x, dim, mask=mask: mask(x, 0.7, dim=dim) for mask in publics(RELAXATIONS, ODD_MAPS)}
 MAPS |= {
     "topk_mask": lambda x, dim: khot.topk_mask(x, 1, dim=dim),
@@ -44,8 +43,8 @@ def derivative(function, x, dim, weight):
     return y.detach(), grad
 
 
+@for_each("name", [*MAPS, *AT_THE_END])
 @for_each("shape", SHAPES)
-@pytest.mark.parametrize("name", [*MAPS, *AT_THE_END])
 def test_every_dim(name, shape):
     function, x = {**MAPS, **AT_THE_END}[name], normal(*shape)
     for dim in range(-len(shape), len(shape)):
@@ -64,8 +63,8 @@ def test_every_map_is_here():
     assert set(khot.relaxations.__all__) == {*MAPS, *AT_THE_END} | others
 
 
-@pytest.mark.parametrize("solver", ["pav", "dual"])
-@for_each("p, shape", itertools.product([2.0, 1.5], SHAPES))
+@for_each("solver", ["pav", "dual"])
+@for_each("p, shape", itertools.product([2.0, 1.5], SHAPES[:-1]))
 def test_isotonic_maps_of_any_strides(shape, p, solver):
     s, w = normal(*shape), normal(*shape, seed=1)
     for dim in range(len(shape)):

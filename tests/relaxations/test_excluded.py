@@ -15,8 +15,6 @@ from khot import (
 )
 from tests.inputs import normal
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 KEPT = [[0, 1, 2, 3, 4, 5, 6], [0, 2, 3, 6], [5]]  # units of each row that are not excluded
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-6, torch.float16: 2e-3}
 TO_PARTS = {

@@ -10,11 +10,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jacfwd, jacrev, vmap
 
 from khot import isotonic_l2, isotonic_lp
-from tests.backends import USUAL
 from tests.inputs import normal
 from tests.oracle import EPS, cases, tensor
-
-pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 
 def problem(*shape):
@@ -113,7 +110,6 @@ def test_functional_transforms():
         torch.testing.assert_close(vmap(jacrev(function))(s, w)[1], jacfwd(function)(s[1], w[1]))
 
 
-@pytest.mark.parametrize("cpu_backend", [USUAL], indirect=True)  # of these solvers there is one, but for p = 2
 @pytest.mark.parametrize(
     ("name", "solver"),
     [
@@ -123,7 +119,7 @@ def test_functional_transforms():
         pytest.param("magnitude", "dual", marks=pytest.mark.slow),
     ],
 )
-def test_reduction_of_sparse_topk(name, solver, cpu_backend):
+def test_reduction_of_sparse_topk(name, solver):
     """z = ((s - v) / strength)^(q - 1) is the sparse top-k of the oracles, values and gradients."""
     checked = 0
     for case in cases(f"sparse_topk_{name}"):

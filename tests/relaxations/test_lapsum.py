@@ -7,8 +7,6 @@ from khot import lapsum_topk, log_lapsum_topk
 from khot.kernels.links.laplace import LAPLACE
 from tests.oracle import interpreted_cases, sum_tolerance, tensor
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 
 def check_gradients(case, grads, prefix, dtype, tolerance):
     for grad, name in zip(grads, ("vjp_x", "vjp_k", "vjp_alpha"), strict=True):
@@ -16,6 +14,7 @@ def check_gradients(case, grads, prefix, dtype, tolerance):
         assert ((grad.double() - reference).abs() <= tolerance * (1 + reference.abs())).all(), prefix + name
 
 
+@pytest.mark.usefixtures("cpu_backend")
 @pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_oracle(dtype):

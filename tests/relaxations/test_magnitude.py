@@ -8,11 +8,10 @@ from khot import sparse_topk_magnitude, topk_mask
 from tests.loops import for_each
 from tests.oracle import cases, tensor
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 EXPONENTS = {"2": 2.0, "3/2": 1.5, "4/3": 4 / 3}
 
 
+@pytest.mark.usefixtures("cpu_backend")
 @for_each("dtype", [torch.float64, torch.float32])
 @for_each("case", [c for c in cases("sparse_topk_magnitude") if c["kind"] == "magnitude"])
 def test_oracle(case, dtype):
@@ -100,26 +99,26 @@ def test_zeros_are_masked(p):
         assert (y[[1, 3]] == 0).all() and (grad[[1, 3]] == 0).all() and grad.isfinite().all()
 
 
-@pytest.mark.parametrize("p", [2.0, 4 / 3, *(pytest.param(p, marks=pytest.mark.slow) for p in (1.7, 1.1))])
-def test_extreme_inputs(p):
-    base = torch.randn(1, 50, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    one = torch.zeros(1, 50, dtype=torch.float64).index_fill(1, torch.tensor([7]), 0.3)
-    for x in (1e4 * base, 1e-8 * base, base + 1e4, 0 * base, 1e30 * base, one, 0 * base + 1):
-        for dtype in (torch.float32, torch.float64):
-            k, strength = torch.cartesian_prod(torch.tensor([0.3, 9.0, 49.999, 50.0]), torch.tensor([1e-4, 1.0, 1e4])).T
-            inputs = [v.detach().requires_grad_() for v in (x.to(dtype).expand(12, 50), k, strength)]
-            y = sparse_topk_magnitude(*inputs, p)
-            grads = torch.autograd.grad((y * base.to(dtype)).sum(), inputs)
-            assert y.isfinite().all() and all(grad.isfinite().all() for grad in grads)
-            assert (y.abs() <= x.to(dtype).abs() * (1 + 4 * torch.finfo(dtype).eps)).all()
+@for_each("p", [2.0, 4 / 3, 1.1])
+@for_each("dtype", [torch.float32, torch.float64])
+def test_extreme_inputs(p, dtype):
+    base = torch.randn(50, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    one = torch.zeros(50, dtype=torch.float64).index_fill(0, torch.tensor([7]), 0.3)
+    x = torch.stack((1e4 * base, 1e-8 * base, base + 1e4, 0 * base, 1e30 * base, one, 0 * base + 1)).to(dtype)
+    k, strength = torch.cartesian_prod(torch.tensor([0.3, 9.0, 49.999, 50.0]), torch.tensor([1e-4, 1.0, 1e4])).T
+    inputs = [v.detach().requires_grad_() for v in (x.unsqueeze(1).expand(7, 12, 50), k, strength)]
+    y = sparse_topk_magnitude(*inputs, p)
+    grads = torch.autograd.grad((y * base.to(dtype)).sum(), inputs)
+    assert y.isfinite().all() and all(grad.isfinite().all() for grad in grads)
+    assert (y.abs() <= inputs[0].abs() * (1 + 4 * torch.finfo(dtype).eps)).all()
 
 
 @for_each("p", [2.0, 4 / 3])
-def test_a_million_entries(p):
-    x = torch.randn(1, 10**6, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    y = sparse_topk_magnitude(x, 1000, 0.01, p)
+def test_long_rows(p):
+    x = torch.randn(1, 10**5, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    y = sparse_topk_magnitude(x, 100, 0.01, p)
     y.sum().backward()
-    assert 1000 <= (y != 0).sum() < 1100 and x.grad.isfinite().all() and (x.grad[y == 0] == 0).all()
+    assert 100 <= (y != 0).sum() < 110 and x.grad.isfinite().all() and (x.grad[y == 0] == 0).all()
 
 
 def test_refuses_infinities():
@@ -155,8 +154,7 @@ def test_ties_with_nearly_equal_cotangents(n, k, strength):
         torch.testing.assert_close(grad, expected, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.usefixtures("cpu_backend")
-@for_each("p, strength", [(2.0, 1e-3), (2.0, 1e3), (1.7, 0.05), (4 / 3, 1.0), (4 / 3, 1e3)])
+@for_each("p, strength", [(2.0, 1e3), (1.7, 0.05), (4 / 3, 1.0)])
 @for_each(
     "x, k",
     [([1.0, -2.0], 2), ([0.0, 2.0], 2), ([0.0, 2.0], 1), ([1.0, 0.0, -2.0], 2), ([0.0, 0.0], 1), ([3.0, 1.0], 0)],
@@ -164,9 +162,7 @@ def test_ties_with_nearly_equal_cotangents(n, k, strength):
 def test_forward_mode_without_a_threshold(p, strength, x, k):
     """If k entries are all that is not 0, the threshold is 0 and all of them are kept: none follows it."""
     inputs = [torch.tensor(value, dtype=torch.float64) for value in (x, k, strength)]
-    for wanted in range(3):
-        forward, reverse = (
-            jacobian(lambda x, k, s: sparse_topk_magnitude(x, k, s, p), wanted)(*inputs)
-            for jacobian in (jacfwd, jacrev)
-        )
-        torch.testing.assert_close(forward, reverse, rtol=1e-12, atol=1e-12)
+    forward, reverse = (
+        jacobian(lambda x, k, s: sparse_topk_magnitude(x, k, s, p), (0, 1, 2))(*inputs) for jacobian in (jacfwd, jacrev)
+    )
+    torch.testing.assert_close(forward, reverse, rtol=1e-12, atol=1e-12)

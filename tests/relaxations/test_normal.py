@@ -7,8 +7,6 @@ from khot import lapsum_topk, normal_topk, sigmoid_topk
 from khot.kernels.links.normal import NORMAL
 from khot.kernels.threshold import solve_threshold
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 
 def test_invertible_up_to_a_shift():
     x = torch.randn(4, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -6,16 +6,16 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import hessian, jacfwd, jacrev, vmap
 
 from khot import lapsum_topk, soft_permutation, soft_rank, soft_sort
+from tests.backends import USUAL
 from tests.inputs import normal
 from tests.loops import for_each
 from tests.oracle import cases, tensor
-
-pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 MAPS = [soft_rank, soft_sort, soft_permutation]
 every_map = pytest.mark.parametrize("order_map", MAPS, ids=lambda order_map: order_map.__name__)
 
 
+@pytest.mark.usefixtures("cpu_backend")
 @pytest.mark.parametrize(
     "dtype",
     [torch.float64, torch.float32],
@@ -176,10 +176,10 @@ def test_largest_numbers(order_map):
         torch.testing.assert_close(y, torch.eye(6)[x.argsort().argsort()])
 
 
-def test_saves_numbers_per_item(cpu_backend):
+def test_saves_numbers_per_item():
     x, saved = normal(5, 300, dtype=torch.float32).requires_grad_(), []
     for order_map in MAPS:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
             order_map(x, torch.tensor(0.3, requires_grad=True))
-    most = 45 if cpu_backend == "torch" else 30  # without a loop for a map each of its operations saves what it needs
+    most = 45 if USUAL == "torch" else 30  # without a loop for a map each of its operations saves what it needs
     assert saved and max(saved) <= x.numel() and sum(saved) <= most * x.numel()

@@ -8,8 +8,6 @@ from khot import soft_permutation, soft_rank, soft_sort
 from tests import order_reference
 from tests.inputs import normal
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 MAPS = [soft_rank, soft_sort, soft_permutation]
 every_map = pytest.mark.parametrize("order_map", MAPS, ids=lambda order_map: order_map.__name__)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -11,8 +11,6 @@ from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.links.normal import NORMAL
 from tests.inputs import normal
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 LINKS = {
     "logistic": LOGISTIC,
     "laplace": LAPLACE,
@@ -24,5 +22,6 @@ LINKS = {
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
 def test_neighbours_keep_their_order(link):
-    x = normal(300_000, dtype=torch.float32).mul_(3).sort().values
-    assert (capped_simplex_map(x, 90_000, link=link).diff() >= 0).all()
+    x = normal(20_000, dtype=torch.float32).mul_(3)
+    x = torch.cat((x, x.nextafter(torch.tensor(torch.inf)))).sort().values
+    assert (capped_simplex_map(x, 12_000, link=link).diff() >= 0).all()

@@ -8,7 +8,6 @@ from khot.nn import BatchTopK, ExpertChoice
 from tests.maps import ODD_MAPS, RELAXATIONS
 
 MAPS = {case.name: case.map for case in [*RELAXATIONS, *ODD_MAPS]}
-pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 
 @pytest.mark.parametrize("name", MAPS)

@@ -7,9 +7,8 @@ from torch.nn.functional import logsigmoid
 from khot import log_lapsum_topk, log_sigmoid_topk, sigmoid_topk
 from tests.oracle import interpreted_cases, sum_tolerance, tensor
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
 
-
+@pytest.mark.usefixtures("cpu_backend")
 @pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_oracle(dtype):

@@ -7,11 +7,10 @@ from khot import sparse_topk, sparse_topk_signed, topk_mask
 from tests.loops import for_each
 from tests.oracle import cases, tensor
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 EXPONENTS = {"2": 2.0, "3/2": 1.5, "4/3": 4 / 3}
 
 
+@pytest.mark.usefixtures("cpu_backend")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @for_each("case", [c for c in cases("sparse_topk_magnitude") if c["kind"] == "signed_mask"])
 def test_oracle(case, dtype):

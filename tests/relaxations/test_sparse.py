@@ -7,11 +7,10 @@ import torch
 from khot import sparse_topk, topk_mask
 from tests.oracle import interpreted_cases, tensor
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 EXPONENTS = {"2": 2.0, "3/2": 1.5, "4/3": 4 / 3}
 
 
+@pytest.mark.usefixtures("cpu_backend")
 @pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_oracle(dtype):

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import pytest
 import torch
 
 from khot import Pivotal, sparse_topk, sparse_topk_magnitude, sparse_topk_signed
@@ -11,7 +10,6 @@ from khot.kernels import backend
 from tests.inputs import normal
 from tests.loops import for_each
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
 EPS = torch.finfo(torch.float32).eps
 STEEP = [1.2, 1.15, 1.1, 1.07, 1.02]  # exponents p whose links multiply rounding so much that z is a float64
 BY_LOGARITHMS = [1.15, 1.07]  # whose powers are not integers
@@ -19,14 +17,14 @@ BY_LOGARITHMS = [1.15, 1.07]  # whose powers are not integers
 
 def next_to_the_cap(scale):
     """Rows whose second largest score is less than the largest by a little less than the strength, which is 1."""
-    x = normal(200, 50, dtype=torch.float32, scale=scale).sort(-1, descending=True).values
-    x[:, 0] = x[:, 1] + (1 - torch.logspace(-6, -1, 200))
+    x = normal(60, 50, dtype=torch.float32, scale=scale).sort(-1, descending=True).values
+    x[:, 0] = x[:, 1] + (1 - torch.logspace(-6, -1, 60))
     return x
 
 
 ROWS = {
-    "usual": lambda: normal(1000, 50, dtype=torch.float32),
-    "wide": lambda: normal(1000, 50, dtype=torch.float32, scale=30.0),
+    "usual": lambda: normal(200, 50, dtype=torch.float32),
+    "wide": lambda: normal(200, 50, dtype=torch.float32, scale=30.0),
     "next_to_the_cap": lambda: next_to_the_cap(1.0),
     "wide_next_to_the_cap": lambda: next_to_the_cap(30.0),
 }
@@ -50,10 +48,10 @@ def bound(p):
 
 
 @for_each("rows", ROWS.values())
-@pytest.mark.parametrize("p", [2.0, 1.75, 1.5, 4 / 3, 1.25, *STEEP])
+@for_each("p", [2.0, 1.75, 1.5, 4 / 3, 1.25, *STEEP])
 def test_sums_and_values(p, rows):
     x, rounding = rows(), bound(p)
-    for k in (1, 2, 2.5):
+    for k in (1, 2.5):
         y, exact = sparse_topk(x, k, 1.0, p=p), in_torch(sparse_topk, x.double(), k, p)
         assert ((y.double().sum(-1) - k).abs() <= (1.5 * EPS if p in STEEP else 1e-6) * k).all()
         assert ((y - exact).abs() <= rounding).all()
@@ -62,10 +60,9 @@ def test_sums_and_values(p, rows):
         assert ((sparse_topk(masked, k, 1.0, p=p)[:, :50] - exact).abs() <= rounding).all()
 
 
-@pytest.mark.slow
 @for_each("p", STEEP)
 def test_signed_masks_of_steep_links(p):
-    for x in (normal(300, 50, dtype=torch.float32), normal(300, 50, dtype=torch.float32, scale=30.0)):
+    for x in (normal(60, 50, dtype=torch.float32), normal(60, 50, dtype=torch.float32, scale=30.0)):
         for k in (1, 5, 45):  # of the last, the constraint does not bind in all rows
             y, exact = sparse_topk_signed(x, k, 1.0, p=p), in_torch(sparse_topk_signed, x.double(), k, p)
             assert ((y - exact).abs() <= bound(p)).all()
@@ -74,7 +71,7 @@ def test_signed_masks_of_steep_links(p):
 @for_each("p", [1.07, 1.1, 1.2, 4 / 3, 1.5, 1.9])
 @for_each("scale", [1.0, 30.0, 1000.0])
 def test_every_mask_is_in_the_capped_simplex(p, scale):
-    logits = normal(4000, 50, dtype=torch.float32, scale=scale)
+    logits = normal(1000, 50, dtype=torch.float32, scale=scale)
     design = Pivotal(logits=logits, k=5, relaxation=partial(sparse_topk, p=p), temperature=0.1, validate_args=True)
     assert capped_simplex(5).check(design.mean).all()
 

@@ -13,8 +13,6 @@ from khot.kernels.links.normal import NORMAL
 from tests.inputs import normal
 from tests.loops import for_each
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 LINKS = {
     "logistic": LOGISTIC,
     "laplace": LAPLACE,

@@ -9,8 +9,6 @@ from khot import sigmoid_topk, topk_mask, transport_topk
 from tests.loops import for_each
 from tests.oracle import cases, tensor
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 UNSORTED = [case for case in cases("transport_topk") if case["kind"] == "unsorted"]
 
 
@@ -24,6 +22,7 @@ def inputs(case, dtype):
     return x, k, torch.tensor(case["eps"] * case.get("cost_scale", 1.0), dtype=torch.float64, requires_grad=True)
 
 
+@pytest.mark.usefixtures("cpu_backend")
 @DTYPES
 @for_each("case", UNSORTED)
 def test_oracle(case, dtype):
@@ -33,6 +32,7 @@ def test_oracle(case, dtype):
     assert error <= 64 * torch.finfo(dtype).eps * size
 
 
+@pytest.mark.usefixtures("cpu_backend")
 @DTYPES
 @for_each("case", [case for case in UNSORTED if "g" in case])
 def test_oracle_of_derivatives(case, dtype):

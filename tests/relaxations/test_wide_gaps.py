@@ -42,7 +42,7 @@ def side_shares(dtype, rate=1.0):
 @each_dtype
 @for_each("far", [-1e4, -1e9, -1e18, "min"])
 @for_each("mirrored", [False, True])
-@pytest.mark.parametrize(("function", "rate"), [(sigmoid_topk, 1.0), (lapsum_topk, 1.0), (transport_topk, 2.0)])
+@for_each("function, rate", [(sigmoid_topk, 1.0), (lapsum_topk, 1.0), (transport_topk, 2.0)])
 def test_shares_of_exponential_tails(dtype, far, mirrored, function, rate):
     x = masked_row(dtype, far, mirrored).requires_grad_()
     k = torch.tensor(1.0 if mirrored else 3.0, dtype=torch.float64, requires_grad=True)
@@ -57,22 +57,21 @@ def test_shares_of_exponential_tails(dtype, far, mirrored, function, rate):
     torch.testing.assert_close(moved, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("function", [sigmoid_topk, log_lapsum_topk])
-def test_compiled_derivatives_are_those_of_eager_mode(function):
+def test_compiled_derivatives_are_those_of_eager_mode():
     gap, ordinary = masked_row(torch.float32, -1e9), torch.tensor([0.0, *NEAR])
     x, k = torch.stack([gap, ordinary]).requires_grad_(), torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
     g = torch.tensor([0.0, *COTANGENT])
 
-    def gradients(of):
-        return torch.autograd.grad((of(x, k) * g).sum(), (x, k))
+    def loss(x, k):
+        return sum((function(x, k, 1.0) * g).sum() for function in (sigmoid_topk, log_lapsum_topk))
 
-    compiled = torch.compile(lambda x, k: function(x, k, 1.0), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(gradients(compiled), gradients(lambda x, k: function(x, k, 1.0)))
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(*(torch.autograd.grad(of(x, k), (x, k)) for of in (compiled, loss)))
 
 
 @each_dtype
 @for_each("far", [-1e9, -1e18, "min"])
-@pytest.mark.parametrize("function", [log_sigmoid_topk, log_lapsum_topk])
+@for_each("function", [log_sigmoid_topk, log_lapsum_topk])
 def test_logarithms_of_certain_items(dtype, far, function):
     x, k = masked_row(dtype, far), torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
     g = torch.tensor([0.0, *COTANGENT], dtype=dtype)
@@ -102,10 +101,9 @@ def test_lighter_tails_leave_the_nearest_item_alone(dtype, far):
 
 
 @each_dtype
-@pytest.mark.usefixtures("cpu_backend")
 @for_each("far", [-1e4, -1e9, -1e18])
 @for_each("mirrored", [False, True])
-@pytest.mark.parametrize(("function", "rate"), [(sigmoid_topk, 1.0), (lapsum_topk, 1.0), (transport_topk, 2.0)])
+@for_each("function, rate", [(sigmoid_topk, 1.0), (lapsum_topk, 1.0), (transport_topk, 2.0)])
 @for_each("softness", [1.0, 3.0])
 def test_thresholds_by_the_softness(dtype, far, mirrored, function, rate, softness):
     """t is the middle of the far item and -c log sum exp(-x / c) of the near ones, c the scale of the tails."""
@@ -135,7 +133,7 @@ def test_thresholds_of_lighter_tails_by_the_softness(dtype, far):
 
 
 @each_dtype
-@pytest.mark.parametrize("function", [sigmoid_topk, log_sigmoid_topk, normal_topk, capped_softmax])
+@for_each("function", [sigmoid_topk, log_sigmoid_topk, normal_topk, capped_softmax])
 def test_rows_in_one_batch_do_not_touch_each_other(dtype, function):
     """A row in a wide gap, one without, and one that is all chosen."""
     ordinary = torch.tensor([0.3, *NEAR], dtype=dtype)
@@ -189,9 +187,8 @@ MAPS = {
 }
 
 
-@pytest.mark.usefixtures("cpu_backend")
-@pytest.mark.parametrize("name", MAPS)
-@pytest.mark.parametrize("x", [NEAR, [0.0637, 0.0637, -0.7975]], ids=["distinct", "tied"])
+@for_each("name", MAPS)
+@for_each("x", [NEAR, [0.0637, 0.0637, -0.7975]])
 @for_each("size", [0.0, 3.0])
 @each_dtype
 def test_second_derivatives_of_nothing_and_of_all_are_finite(name, x, size, dtype):
@@ -206,7 +203,7 @@ def test_second_derivatives_of_nothing_and_of_all_are_finite(name, x, size, dtyp
 
 
 @each_dtype
-@pytest.mark.parametrize("function", [sigmoid_topk, log_sigmoid_topk, normal_topk])
+@for_each("function", [sigmoid_topk, log_sigmoid_topk, normal_topk])
 def test_second_derivatives_of_rows_at_either_end_and_between(function, dtype):
     """Each as if it were alone, with masked items and in forward mode, too."""
     x = torch.tensor([[*NEAR, -torch.inf]] * 3, dtype=dtype)
@@ -223,7 +220,7 @@ def test_second_derivatives_of_rows_at_either_end_and_between(function, dtype):
 
 
 @for_each("p", [1.05, 1.2, 4 / 3, 1.5, 1.9, 2.0])
-@pytest.mark.parametrize(("x", "size"), [([0.5] * 3, 3.0), ([1.5, 0.5, 0.5], 1.0), ([0.0, 1.0, 1.0], 2.0)])
+@for_each("x, size", [([0.5] * 3, 3.0), ([1.5, 0.5, 0.5], 1.0), ([0.0, 1.0, 1.0], 2.0)])
 def test_sparse_masks_of_zeros_and_ones_have_no_derivative_of_any_order(p, x, size):
     leaves = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (x, size, 1.0)]
     y = sparse_topk(*leaves, p=p)
@@ -250,8 +247,7 @@ def test_mixed_second_derivatives_at_any_scale(size):
     torch.testing.assert_close(expected[0], expected[1], rtol=1e-12, atol=0)
 
 
-@pytest.mark.usefixtures("cpu_backend")
-@pytest.mark.parametrize("function", [log_sigmoid_topk, log_lapsum_topk])
+@for_each("function", [log_sigmoid_topk, log_lapsum_topk])
 def test_gradients_of_logarithms_overflow_as_their_sum_does(function):
     """dL/dk is -inf, not the sum of infinities of both signs, which is NaN."""
     x = torch.tensor([1.0, 0.9, 0.0, -0.1], dtype=torch.float64)
