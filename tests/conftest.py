@@ -20,6 +20,7 @@ from torch.distributions import Distribution
 
 from khot.kernels import backend
 from khot.kernels.operators.platforms import HAS_NUMBA
+from tests import loops
 from tests.backends import INTERPRETED, TESTED
 from tests.durations import Durations
 from tests.progress import Progress
@@ -60,6 +61,9 @@ ORDER = {
     "test_export.py": 1,
     "test_ranks.py": 2,
 }
+
+
+MOST_CASES = 4  # of a test in a quick run, and of the values that a case loops over
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -140,6 +144,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    loops.most = MOST_CASES if is_quick(config) and not INTERPRETED else None
     in_torch.enter_context(backend("torch"))
     config.add_cleanup(in_torch.close)
     if config.getoption("progress") and not hasattr(config, "workerinput"):  # of the process that has the terminal
@@ -210,7 +215,6 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 TORCH = Version(Version(torch.__version__).base_version)
-MOST_CASES = 4  # of a test in a quick run
 
 
 def parameters_of(item: pytest.Item) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import khot
 from khot import ConditionalPoisson, GumbelTopK
 from khot.kernels.operators.platforms import HAS_NUMBA
 from khot.nn import TopK
+from tests.loops import for_each
 
 ROOT = str(Path(khot.__file__).parent)
 X = torch.randn(8, 20)
@@ -38,7 +39,7 @@ CALLS = {
 
 
 @pytest.mark.skipif(not HAS_NUMBA, reason="plain torch passes through more functions")
-@pytest.mark.parametrize("name", CALLS)
+@for_each("name", CALLS)
 def test_a_call_passes_through(name):
     call, functions, files = CALLS[name]
     passed = passed_by(call)

@@ -15,6 +15,7 @@ from torch.autograd.functional import jacobian
 from torch.distributions import biject_to, constraints, transform_to
 
 from khot.constraints import capped_simplex, k_hot, ranking
+from tests.loops import for_each
 from tests.registry import CONSTRAINTS
 
 float64 = torch.float64
@@ -31,7 +32,7 @@ def tensor(values, dtype=float64):
     return torch.tensor(values, dtype=dtype)
 
 
-@pytest.mark.parametrize("case", CONSTRAINTS, ids=lambda case: case.public.__name__.strip("_"))
+@for_each("case", CONSTRAINTS)
 def test_contract(case):
     inside, outside = (tensor([*rows.values()], case.dtype) for rows in (case.inside, case.outside))
     k = [*case.inside]
@@ -79,11 +80,9 @@ def test_capped_simplex_membership():
 ODD_ENTRIES = (0.0, -0.0, 1.0, 2.0, -1.0, 0.5, 1.0 + 1e-9, 1e-320, math.nan, math.inf, -math.inf)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    "constraint",
-    [k_hot(2), k_hot(0), k_hot(1, 2), k_hot(torch.tensor(2)), capped_simplex(2), capped_simplex(1.5)],
-    ids=repr,
+@for_each("dtype", [torch.float16, torch.float32, torch.float64])
+@for_each(
+    "constraint", [k_hot(2), k_hot(0), k_hot(1, 2), k_hot(torch.tensor(2)), capped_simplex(2), capped_simplex(1.5)]
 )
 def test_one_look_at_all_values_agrees_with_a_look_at_each(constraint, dtype):
     rows = torch.cartesian_prod(*[tensor(ODD_ENTRIES, dtype)] * 3)
@@ -92,14 +91,14 @@ def test_one_look_at_all_values_agrees_with_a_look_at_each(constraint, dtype):
     assert constraint.holds(rows[expected]) and not constraint.holds(rows) and constraint.holds(rows[:0])
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
+@for_each("dtype", [torch.bool, torch.uint8, torch.int64])
 def test_one_look_at_values_of_other_dtypes(dtype):
     rows = tensor([[1, 1, 0], [1, 1, 1]], dtype)
     assert k_hot(2).holds(rows[0]) and not k_hot(2).holds(rows)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [3, 1000, 100_000])
+@for_each("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@for_each("n", [3, 1000, 100_000])
 def test_capped_simplex_tolerates_rounding_and_no_more(dtype, n):
     torch.manual_seed(0)
     weight = torch.rand(n, dtype=float64) + 0.5
@@ -112,7 +111,7 @@ def test_capped_simplex_tolerates_rounding_and_no_more(dtype, n):
     assert not capped_simplex(k - 0.5 - rounding).check(value)
 
 
-@pytest.mark.parametrize("k", SIZES, ids=str)
+@for_each("k", SIZES)
 def test_transform_to(k):
     transform = transform_to(capped_simplex(k))
     x = torch.randn(3, 5, dtype=float64)
@@ -124,7 +123,7 @@ def test_transform_to(k):
     assert transform.forward_shape(x.shape) == transform.inverse_shape(y.shape) == x.shape
 
 
-@pytest.mark.parametrize("k", SIZES, ids=str)
+@for_each("k", SIZES)
 def test_biject_to(k):
     transform = biject_to(capped_simplex(k))
     u = 2 * torch.randn(3, 4, dtype=float64)
@@ -207,13 +206,13 @@ def test_boundary_and_wrong_sums_raise():
                 registry(capped_simplex(k))(torch.zeros(3 if registry is transform_to else 2))
 
 
-@pytest.mark.parametrize("constraint", [k_hot(1), k_hot(0, 1), capped_simplex(1), ranking(3, 1)], ids=repr)
+@for_each("constraint", [k_hot(1), k_hot(0, 1), capped_simplex(1), ranking(3, 1)])
 def test_a_scalar_is_no_vector(constraint):
     with pytest.raises(ValueError, match="`value` must consist of vectors, but got a scalar"):
         constraint.check(torch.tensor(1.0))
 
 
-@pytest.mark.parametrize("registry", [transform_to, biject_to])
+@for_each("registry", [transform_to, biject_to])
 def test_no_transform_of_a_scalar(registry):
     transform = registry(capped_simplex(0.5))
     for map_ in (transform, transform.inv):

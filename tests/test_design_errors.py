@@ -21,25 +21,26 @@ from khot import (
 from khot.diagnostics import compare_estimators
 from khot.infer import subset_categorical
 from khot.nn import KHotGate
+from tests.loops import for_each
 from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, PHANTOM, RELAXED
 
 PUBLIC = sorted({case.public for case in DESIGNS}, key=lambda public: public.__name__)
 
 
-@pytest.mark.parametrize("public", PUBLIC)
+@for_each("public", PUBLIC)
 def test_scores_and_a_size_by_position(public):
     with pytest.raises(ValueError, match=rf"second position is `logits`.*{public.__name__}\(logits=scores, k=2\)"):
         public(torch.zeros(4), 2)
 
 
-@pytest.mark.parametrize("scores", [torch.arange(4.0), torch.tensor([-0.5, 0.5, 1.0, 1.0])], ids=["above", "below"])
-@pytest.mark.parametrize("public", PUBLIC)
+@for_each("scores", [torch.arange(4.0), torch.tensor([-0.5, 0.5, 1.0, 1.0])])
+@for_each("public", PUBLIC)
 def test_scores_in_the_place_of_probs(public, scores):
     with pytest.raises(ValueError, match=r"`probs` must lie in \[0, 1\], but got entries from .*logits=scores"):
         public(scores, k=2)
 
 
-@pytest.mark.parametrize("public", PUBLIC)
+@for_each("public", PUBLIC)
 def test_scores_that_could_be_probs_by_their_range(public):
     with pytest.raises(ValueError, match="sum to its integer k.*logits=scores"):
         public(torch.zeros(4), k=2, validate_args=True)
@@ -47,15 +48,15 @@ def test_scores_that_could_be_probs_by_their_range(public):
         public(torch.full((4,), torch.nan), validate_args=True)
 
 
-@pytest.mark.parametrize("public", [*PUBLIC, *(case.public for case in ESTIMATORS)])
+@for_each("public", [*PUBLIC, *(case.public for case in ESTIMATORS)])
 def test_an_unknown_argument_names_the_class_that_was_called(public):
     for made_from in ((), (ConditionalPoisson(logits=torch.zeros(4), k=2),)):
         with pytest.raises(TypeError, match=rf"^{public.__name__}\.__init__\(\).*'n'"):
             public(*made_from, n=20)
 
 
-@pytest.mark.parametrize("value", [[1.0, 1.0, 0.0, 0.0], np.ones(4)], ids=["list", "array"])
-@pytest.mark.parametrize("case", [*DESIGNS, PHANTOM], ids=lambda case: case.name)
+@for_each("value", [[1.0, 1.0, 0.0, 0.0], np.ones(4)])
+@for_each("case", [*DESIGNS, PHANTOM])
 def test_a_value_that_is_no_tensor(case, value):
     design = case.make(logits=torch.zeros(4), k=2)
     for law in (design, design._unchecked(), StraightThrough(design, log_prob="none", validate_args=False)):
@@ -63,21 +64,21 @@ def test_a_value_that_is_no_tensor(case, value):
             law.log_prob(value)
 
 
-@pytest.mark.parametrize("public", PUBLIC)
+@for_each("public", PUBLIC)
 def test_logits_without_a_size(public):
     with pytest.raises(ValueError, match=rf"`k`.*required.*{public.__name__}\(logits=logits, k=2\)"):
         public(logits=torch.zeros(4))
 
 
-@pytest.mark.parametrize("case", [case for case in DESIGNS if case.has_log_prob], ids=lambda case: case.name)
+@for_each("case", [case for case in DESIGNS if case.has_log_prob])
 def test_a_relaxed_value_names_the_reparameterisation_once(case):
     advice = r"entries between 0 and 1 are relaxed: relax the model too \(khot\.infer\.KHotReparam\)$"
     with pytest.raises(ValueError, match=advice):
         case.make(logits=torch.zeros(4), k=2).log_prob(torch.full((4,), 0.5))
 
 
-@pytest.mark.parametrize("argument", ["relaxation", "temperature"])
-@pytest.mark.parametrize("case", [case for case in DESIGNS if not case.takes_relaxation], ids=lambda case: case.name)
+@for_each("argument", ["relaxation", "temperature"])
+@for_each("case", [case for case in DESIGNS if not case.takes_relaxation])
 def test_natural_parameters_have_no_relaxation(case, argument):
     with pytest.raises(TypeError, match=rf"takes no `{argument}`.*natural parameters.*sigmoid_topk"):
         case.make(logits=torch.zeros(4), k=2, **{argument: 0.5})
@@ -92,26 +93,26 @@ TAKERS |= {
 }
 
 
-@pytest.mark.parametrize("public", [ConditionalPoisson, GumbelTopK])
-@pytest.mark.parametrize("taker", TAKERS)
+@for_each("public", [ConditionalPoisson, GumbelTopK])
+@for_each("taker", TAKERS)
 def test_a_class_instead_of_an_instance(taker, public):
     with pytest.raises(TypeError, match=rf"`design`.*the class {public.__name__}: pass an instance"):
         TAKERS[taker](public)
 
 
-@pytest.mark.parametrize("public", PUBLIC)
+@for_each("public", PUBLIC)
 def test_rsample_names_the_recommended_estimator_first(public):
     with pytest.raises(NotImplementedError, match=r"khot.ReinMax\(design\).*StraightThrough"):
         public(logits=torch.zeros(4), k=2).rsample()
 
 
-@pytest.mark.parametrize("registry", [biject_to, transform_to])
+@for_each("registry", [biject_to, transform_to])
 def test_a_k_hot_site_without_a_transform_names_what_samples_it(registry):
     with pytest.raises(ValueError, match=r"k_hot\(2\).*KHotSwap.*KHotReparam.*init_to_sample.*subset_categorical"):
         registry(constraints.k_hot(2))
 
 
-@pytest.mark.parametrize("case", ESTIMATORS, ids=lambda case: case.name)
+@for_each("case", ESTIMATORS)
 def test_a_class_as_what_scores(case):
     design = ConditionalPoisson(logits=torch.zeros(4), k=2)
     for public in (ConditionalPoisson, GumbelTopK):
@@ -124,15 +125,15 @@ def test_a_class_as_what_scores(case):
 NO_ESTIMATORS = [*PUBLIC, PhantomUnit, *(case.public for case in RELAXED), PerturbedTopK, IMLE]
 
 
-@pytest.mark.parametrize("taker", [KHotReparam, lambda estimator: KHotGate(4, 2, estimator=estimator)])
-@pytest.mark.parametrize("public", NO_ESTIMATORS)
+@for_each("taker", [KHotReparam, lambda estimator: KHotGate(4, 2, estimator=estimator)])
+@for_each("public", NO_ESTIMATORS)
 def test_a_class_of_designs_as_an_estimator(public, taker):
     with pytest.raises(TypeError, match=f"`estimator`.*such as ReinMax.*but got the class {public.__name__}"):
         taker(public)
 
 
-@pytest.mark.parametrize("taker", [KHotReparam, lambda estimator: KHotGate(4, 2, estimator=estimator)])
-@pytest.mark.parametrize("case", ESTIMATORS, ids=lambda case: case.name)
+@for_each("taker", [KHotReparam, lambda estimator: KHotGate(4, 2, estimator=estimator)])
+@for_each("case", ESTIMATORS)
 def test_estimators_are_taken_as_classes_and_functions(case, taker):
     design = ConditionalPoisson(logits=torch.zeros(4), k=2)
     made = case.wrap(design)
@@ -143,7 +144,7 @@ def test_estimators_are_taken_as_classes_and_functions(case, taker):
         taker(design)
 
 
-@pytest.mark.parametrize("design", [StraightThrough, ReinMax, RelaxedKHot])
+@for_each("design", [StraightThrough, ReinMax, RelaxedKHot])
 def test_a_gate_of_no_sampling_design(design):
     with pytest.raises(TypeError, match=f"`design` must be a class of sampling designs.*{design.__name__}"):
         KHotGate(4, 2, design=design)

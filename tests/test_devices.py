@@ -34,7 +34,7 @@ from khot import (
 from khot.kernels import backend
 from khot.nn import GatherTopK, route, topk_attention
 from tests.elsewhere import DEVICE, Elsewhere, elsewhere, numbers, recording, there
-from tests.every_map import MAPS
+from tests.every_map import MAPS, SHORT
 from tests.inputs import normal
 from tests.loops import for_each
 from tests.modules import MODULES, N
@@ -98,10 +98,6 @@ def test_the_simulation_is_strict(on_device):
     for wrong in mixtures:
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             wrong()
-
-
-# Their steps are few, or thousands of operations, each of which the simulation sees, would take minutes.
-SHORT = [case for case in MAPS if case.detail not in ("dual", "dykstra")]
 
 
 @softness_of_each_kind

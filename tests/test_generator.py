@@ -22,6 +22,7 @@ from khot import (
     perturbed_topk,
 )
 from khot.distributions.base import KHotDistribution, draw
+from tests.loops import for_each
 from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, PERTURBED
 
 SOURCE = Path(khot.__file__).parent
@@ -73,13 +74,13 @@ def test_draws(name):
     check_source(lambda generator: design.sample((40,), generator=generator))
 
 
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@for_each("case", DESIGNS)
 def test_indices(case):
     design = case.make(logits=LOGITS, k=2)
     check_source(lambda generator: design.sample_indices((40,), generator=generator))
 
 
-@pytest.mark.parametrize("name", WITH_RSAMPLE)
+@for_each("name", WITH_RSAMPLE)
 def test_draws_with_gradients(name):
     def gradient(generator):
         logits = LOGITS.clone().requires_grad_()
@@ -89,7 +90,7 @@ def test_draws_with_gradients(name):
     check_source(gradient)
 
 
-@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
+@for_each("case", FUNCTIONS)
 def test_functions(case):
     def gradient(generator):
         logits = LOGITS.clone().requires_grad_()
@@ -108,15 +109,13 @@ def test_perturbed_topk():
     check_source(lambda generator: perturbed_topk(LOGITS, 2, generator=generator))
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda d: d.to_event(1), lambda d: d.mask(torch.tensor([True, False]))], ids=["event", "mask"]
-)
+@for_each("wrap", [lambda d: d.to_event(1), lambda d: d.mask(torch.tensor([True, False]))])
 def test_pathwise_through_what_wraps_a_design(wrap):
     design = wrap(StraightThrough(Sampford(logits=LOGITS, k=2)))
     check_source(lambda generator: draw(design, (7,), generator, "rsample"))
 
 
-@pytest.mark.parametrize("name", DRAWING)
+@for_each("name", DRAWING)
 def test_other_things_are_no_generators(name):
     design = DRAWING[name](LOGITS)
     for method in ("sample", "rsample") if design.has_rsample else ("sample",):
@@ -126,7 +125,7 @@ def test_other_things_are_no_generators(name):
         design.sample((2,), seeded(0))
 
 
-@pytest.mark.parametrize("name", sorted(DRAWING.keys() - {"phantom_unit"}))  # its sizes need a real one
+@for_each("name", sorted(DRAWING.keys() - {"phantom_unit"}))  # its sizes need a real one
 def test_generators_of_another_device_are_refused(name):
     """Fake tensors on a device that need not exist."""
     with FakeTensorMode():

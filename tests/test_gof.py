@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 
 from tests import gof
+from tests.loops import for_each
 
 SUPPORT = torch.tensor(
     [[float(i in s) for i in range(5)] for s in itertools.combinations(range(5), 2)], dtype=torch.float64
@@ -21,7 +22,7 @@ def draw(pmf, size, seed):
     return SUPPORT[torch.multinomial(pmf, size, replacement=True, generator=generator)]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@for_each("seed", range(10))
 def test_accepts_exact_samples(seed):
     gof.check_sampler(draw(PMF, 20_000, seed), SUPPORT, PMF)
 
@@ -73,7 +74,7 @@ def test_rejects_a_wrong_entropy():
         gof.check_mean_log_prob(log_prob, 1.05 * -(torch.xlogy(PMF, PMF)).sum().item())
 
 
-@pytest.mark.parametrize("what", ["neighbours", "distant rows"])
+@for_each("what", ["neighbours", "distant rows"])
 def test_rejects_dependent_rows(what):
     draws = draw(PMF, 20_000, 0)
     half = len(draws) // 2

@@ -28,7 +28,7 @@ from khot import (
 )
 from khot.constraints import capped_simplex
 from tests import gof
-from tests.every_map import MAPS, AnyMap
+from tests.every_map import SHORT, AnyMap
 from tests.inputs import normal
 from tests.loops import for_each
 from tests.modules import MODULES, ModuleCase
@@ -84,7 +84,7 @@ def compare(function, *inputs):
 
 
 @in_half_types
-@pytest.mark.parametrize("case", MAPS, ids=lambda case: case.name)
+@for_each("case", SHORT)
 def test_maps(case: AnyMap, dtype):
     compare(lambda x: case.call(x, 0.5), normal(4, 9, dtype=dtype))
     compare(case.call, normal(4, 9, dtype=dtype, seed=1), torch.tensor([0.25, 0.5, 1.0, 3.0], dtype=dtype))
@@ -92,8 +92,8 @@ def test_maps(case: AnyMap, dtype):
 
 
 @in_half_types
-@pytest.mark.parametrize("case", LOSSES, ids=lambda case: case.name)
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@for_each("case", LOSSES)
+@for_each("reduction", ["mean", "sum", "none"])
 def test_losses(case, reduction, dtype):
     target = case.targets(1, 40)
     target = target.to(dtype) if target.is_floating_point() else target
@@ -101,7 +101,7 @@ def test_losses(case, reduction, dtype):
 
 
 @in_half_types
-@pytest.mark.parametrize("case", MODULES, ids=lambda case: case.name)
+@for_each("case", MODULES)
 def test_modules(case: ModuleCase, dtype):
     module, twin = case.make().to(dtype), case.make()
     twin.load_state_dict({name: value.float() for name, value in module.state_dict().items()})
@@ -150,8 +150,8 @@ def compare_design(make, case, parameter):
 
 
 @in_half_types
-@pytest.mark.parametrize("given", ["logits", "probs"])
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@for_each("given", ["logits", "probs"])
+@for_each("case", DESIGNS)
 def test_designs(case, given, dtype):
     if given == "logits":
         compare_design(lambda logits: case.make(logits=logits, k=torch.tensor([1, 3, 6])), case, LOGITS.to(dtype))
@@ -171,7 +171,7 @@ def test_phantom_unit(dtype):
 
 
 @in_half_types
-@pytest.mark.parametrize("sizes", [(1, 3), (0, 7)], ids=str)
+@for_each("sizes", [(1, 3), (0, 7)])
 def test_size_ranges(sizes, dtype):
     make = partial(ConditionalPoisson, k=sizes)
     compare_design(lambda logits: make(logits=logits), DESIGNS[0], LOGITS.to(dtype))
@@ -179,7 +179,7 @@ def test_size_ranges(sizes, dtype):
 
 
 @in_half_types
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@for_each("case", DESIGNS)
 def test_rounded_probabilities_need_a_size(case, dtype):
     """Of the size that they are roundings of exactly as many are drawn; without it nobody knows."""
     n = 3000 if case.long_row >= 1000 else case.long_row
@@ -221,7 +221,7 @@ def test_divergences(dtype):
 
 
 @in_half_types
-@pytest.mark.parametrize("make", [Sampford, ParetoSampling])
+@for_each("make", [Sampford, ParetoSampling])
 def test_totals(make, dtype):
     design, twin = make(logits=LOGITS.to(dtype), k=3), make(logits=LOGITS.to(dtype).float(), k=3)
     value = design.sample((5,))
@@ -241,7 +241,7 @@ def test_subsets_by_number(dtype):
 
 
 @in_half_types
-@pytest.mark.parametrize("case", RELAXED, ids=lambda case: case.public.__name__)
+@for_each("case", RELAXED)
 def test_relaxed(case, dtype):
     for k in (2, 3):
         temperature = torch.tensor([0.25, 0.5, 2.0], dtype=dtype)
@@ -286,28 +286,28 @@ def weighted(x):
 
 
 @in_half_types
-@pytest.mark.parametrize("design", DESIGNS, ids=lambda case: case.name)
-@pytest.mark.parametrize("case", ESTIMATORS, ids=lambda case: case.name)
+@for_each("design", DESIGNS)
+@for_each("case", ESTIMATORS)
 def test_wrappers(case, design, dtype):
     compare(lambda x: case.wrap(design.make(logits=x, k=3)).rsample((5,)), LOGITS.to(dtype))
 
 
 @in_half_types
-@pytest.mark.parametrize("wrap", [case.wrap for case in ESTIMATORS], ids=[case.name for case in ESTIMATORS])
+@for_each("wrap", [case.wrap for case in ESTIMATORS])
 def test_wrappers_of_a_phantom_unit(wrap, dtype):
     compare(lambda x: wrap(PhantomUnit(Pivotal, logits=x)).rsample((5,)), LOGITS.to(dtype))
     compare(lambda x: wrap(PhantomUnit(ConditionalPoisson, logits=x)).rsample((5,)), LOGITS.to(dtype))
 
 
 @in_half_types
-@pytest.mark.parametrize("case", PERTURBED, ids=lambda case: case.name)
+@for_each("case", PERTURBED)
 def test_perturbed(case, dtype):
     compare(lambda x: case.make(logits=x, k=3).rsample((5,)), LOGITS.to(dtype))
     compare(lambda x: case.make(logits=x, k=torch.tensor([1, 3, 6])).rsample((5,)), (LOGITS + 100).to(dtype))
 
 
 @in_half_types
-@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
+@for_each("case", FUNCTIONS)
 def test_functions(case, dtype):
     def estimate(x):
         return case.estimate(Sampford(logits=x, k=3), weighted, max(case.min_samples, 8))  # a mean of powers of two

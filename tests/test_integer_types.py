@@ -61,7 +61,7 @@ FUNCTIONS |= {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@for_each("name", FUNCTIONS)
 @for_each("dtype", DTYPES)
 def test_sizes(name, dtype):
     x, k = normal(4, UNITS), torch.tensor(SIZES)
@@ -89,7 +89,7 @@ def test_hard_data_of_a_relaxed_law():
         khot.RelaxedKHot(0.5, torch.zeros(3), 2).log_prob(torch.tensor([1, 1, 0]))
 
 
-@pytest.mark.parametrize("name", ["BatchTopK_one_k", "attention_causal"])
+@for_each("name", ["BatchTopK_one_k", "attention_causal"])
 def test_sizes_in_half_types_are_not_rounded_again(name):
     x, k = normal(5, UNITS), torch.full((UNITS,) if name == "attention_causal" else (3,), 282.0)
     torch.testing.assert_close(FUNCTIONS[name](x, k.bfloat16()), FUNCTIONS[name](x, k))

@@ -5,6 +5,7 @@ room.
 """
 
 import ast
+import functools
 import subprocess
 import sys
 import textwrap
@@ -83,6 +84,11 @@ FOREIGN = {
     "_standard_gamma": "torch: the gamma draws that take a generator",
 }
 FILES = sorted((SOURCE / "khot").rglob("*.py"))
+
+
+@functools.cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def module_name(file: Path) -> str:
@@ -238,9 +244,13 @@ def private_names(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
-OWN: defaultdict[str, set[str]] = defaultdict(set)
-for _file in FILES:
-    OWN[package(module_name(_file))] |= set(filter(is_private, private_names(ast.parse(_file.read_text()))))
+@functools.cache
+def own() -> dict[str, set[str]]:
+    """The private names that each package defines."""
+    names: defaultdict[str, set[str]] = defaultdict(set)
+    for file in FILES:
+        names[package(module_name(file))] |= set(filter(is_private, private_names(tree_of(file))))
+    return names
 
 
 def reaches(source: str, module: str) -> list[str]:
@@ -249,7 +259,7 @@ def reaches(source: str, module: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Attribute) or not is_private(node.attr) or is_own_object(node.value):
             continue
-        if node.attr not in OWN[package(module)] and node.attr not in FOREIGN:
+        if node.attr not in own()[package(module)] and node.attr not in FOREIGN:
             found.append(f"{module}:{node.lineno} reads {ast.unparse(node)}")
     return found
 
@@ -282,7 +292,7 @@ def test_functions_made_in_a_graph_quote_unions():
         (file.name, inner.name)
         for room in rooms
         for file in (SOURCE / "khot" / room).rglob("*.py")
-        for outer in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for outer in ast.walk(tree_of(file))
         if isinstance(outer, ast.FunctionDef)
         for inner in ast.walk(outer)
         if isinstance(inner, ast.FunctionDef) and inner is not outer
@@ -300,9 +310,7 @@ def test_only_kernels_leave_types_out():
 def test_private_attributes_stay_in_their_package():
     """Only private names of other libraries in a list are read, and each name in the list is read somewhere."""
     assert [line for file in FILES for line in reaches(file.read_text(), module_name(file))] == []
-    read = {
-        node.attr for file in FILES for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)
-    }
+    read = {node.attr for file in FILES for node in ast.walk(tree_of(file)) if isinstance(node, ast.Attribute)}
     assert set(FOREIGN) <= read
 
 

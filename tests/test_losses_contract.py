@@ -8,6 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.gradcheck import GradcheckError
 
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.maps import members
 from tests.registry import LOSSES
 
@@ -115,8 +116,8 @@ def in_other_units(loss):
     return lambda x, target, softness=1.0, reduction="mean": 1.001 * loss(x, target, softness, reduction)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "check"),
+@for_each(
+    "wrong, check",
     [
         (off_by_a_constant, check_value),
         (in_other_units, check_reductions),
@@ -124,7 +125,7 @@ def in_other_units(loss):
         (absolute_scores, check_scores_are_relative),
     ],
 )
-@pytest.mark.parametrize("case", LOSSES, ids=lambda case: case.name)
+@for_each("case", LOSSES)
 def test_contract_rejects(wrong, check, case):
     with pytest.raises((AssertionError, GradcheckError)):
         check(with_function(case, wrong))

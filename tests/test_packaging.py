@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import khot
+from tests.loops import for_each
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,7 +34,7 @@ def pinned_version(name: str) -> str:
     return specifier.version
 
 
-@pytest.mark.parametrize("requirement", [r for r in REQUIREMENTS if r.name != "khot"], ids=str)
+@for_each("requirement", [r for r in REQUIREMENTS if r.name != "khot"])
 def test_tested_versions_satisfy_the_ranges(requirement):
     assert requirement.specifier.contains(pinned_version(requirement.name))
 

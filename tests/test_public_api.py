@@ -10,6 +10,7 @@ import torch
 import khot
 from tests.every_map import MAPS
 from tests.kernels.test_links import ALL
+from tests.loops import for_each
 from tests.maps import ODD_MAPS, RELAXATIONS, publics
 from tests.modules import MODULES as NN_MODULES
 from tests.registry import (
@@ -117,9 +118,7 @@ def test_bases_cannot_be_members():
         khot.Link()
 
 
-@pytest.mark.parametrize(
-    "case", [case for cases in TOOLS.values() for case in cases], ids=lambda case: case.public.__name__
-)
+@for_each("case", [case for cases in TOOLS.values() for case in cases])
 def test_tools_by_their_definition(case):
     case.definition(case.public)
 
@@ -148,8 +147,8 @@ def test_what_is_given_by_position():
             assert package != "nn" or by_position == BY_POSITION.get(name, "k").split()
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+@for_each(
+    "call, message",
     [
         (lambda: khot.nn.TopK(3, 1), r"only `k` .* got 2 arguments; softness, .* the axis is the keyword `dim`"),
         (lambda: khot.nn.TokenChoice(8, 2), r"only `k` .*; the number of experts is no argument"),

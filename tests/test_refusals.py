@@ -19,6 +19,7 @@ from khot.constraints import capped_simplex
 from khot.nn import BatchTopK, KHotGate, TopK
 from tests.every_map import MAPS
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.registry import DESIGNS
 
 X = normal(3, 6)
@@ -50,7 +51,7 @@ TRACED = {
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("name", TRACED)
+@for_each("name", TRACED)
 def test_traces(name):
     with pytest.raises(NotImplementedError, match="torch.jit.trace.*use torch.compile"):
         torch.jit.trace(TRACED[name], X)
@@ -84,7 +85,7 @@ class OwnParameter(Parameter):
     pass
 
 
-@pytest.mark.parametrize("member", MAPS, ids=lambda member: member.name)
+@for_each("member", MAPS)
 def test_maps_of_a_subclass(member):
     with pytest.raises(TypeError, match=r"must be a torch.Tensor, but got the subclass Subclass.*as_subclass"):
         member.call(X.as_subclass(Subclass), 0.7)
@@ -134,7 +135,7 @@ def check_dependencies(function):
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     "function",
     [
         lambda x: sigmoid_topk(x, 2, 0.5),

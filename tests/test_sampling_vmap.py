@@ -2,11 +2,11 @@
 
 from functools import partial
 
-import pytest
 import torch
 
 from khot import IMLE, GumbelTopK, PerturbedTopK, PhantomUnit, Sampford, sigmoid_topk
 from tests import gof
+from tests.loops import for_each
 from tests.registry import DESIGNS
 
 LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1, -0.3, 1.5], dtype=torch.float64)
@@ -25,7 +25,7 @@ def draws_of(draw, batch=1500):
     return torch.vmap(draw, randomness="different")(rows)
 
 
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@for_each("case", DESIGNS)
 def test_designs(case):
     value = draws_of(lambda row: case.make(logits=row, k=3).sample((2,)))
     gof.check_k_hot(value, 3)
@@ -37,7 +37,7 @@ def test_phantom_unit():
     gof.check_inclusion(value.flatten(0, 1), LOGITS.sigmoid())
 
 
-@pytest.mark.parametrize("name", PATHWISE)
+@for_each("name", PATHWISE)
 def test_pathwise_estimators(name):
     value = draws_of(lambda row: PATHWISE[name](logits=row, k=3).rsample((2,)))
     gof.check_k_hot(value, 3)
@@ -45,7 +45,7 @@ def test_pathwise_estimators(name):
         gof.check_inclusion(value.flatten(0, 1), GumbelTopK(logits=LOGITS, k=3).mean)
 
 
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@for_each("case", DESIGNS)
 def test_designs_of_given_probabilities(case):
     """Whose sum says how many to draw."""
     design = case.make(probs=sigmoid_topk(LOGITS, 3))
@@ -55,7 +55,7 @@ def test_designs_of_given_probabilities(case):
     gof.check_inclusion(value.flatten(0, 1), design.mean)
 
 
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@for_each("case", DESIGNS)
 def test_one_parameter_for_all(case):
     for logits in (LOGITS, LOGITS.expand(2, 6)):
         design = case.make(logits=logits, k=3)

@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from khot import Sampford, StraightThrough, sigmoid_topk, soft_rank, topk_indices, topk_mask
-from tests.every_map import MAPS
+from tests.every_map import SHORT
 from tests.inputs import normal
 from tests.loops import for_each
 from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, LOSSES, PERTURBED, PHANTOM, RELAXED
@@ -35,7 +35,7 @@ def results_of(case):
 
 CALLS = {
     case.name: [(lambda x, case=case: case.call(x, 0.7), SCORES), (case.call, SCORES, SOFTNESS)]
-    for case in MAPS
+    for case in SHORT
     if case.differentiable
 }
 CALLS |= {case.name: [(f, SCORES) for f in results_of(case)] for case in DESIGNS}
@@ -53,7 +53,7 @@ CALLS |= {
         (lambda x, case=case: case.function(x, case.targets(1, 2), 0.7, "none"), normal(2, 6)) for case in LOSSES
     ],
 }
-SLOW = {case.name for case in (*DESIGNS, *MAPS) if case.slow}
+SLOW = {case.name for case in (*DESIGNS, *SHORT) if case.slow}
 every_member = pytest.mark.parametrize(
     "calls",
     [pytest.param(calls, id=name, marks=[pytest.mark.slow] if name in SLOW else []) for name, calls in CALLS.items()],
@@ -134,7 +134,7 @@ def test_negatives_in_memory(calls):
 
 
 def test_hard_masks_of_negatives_in_memory():
-    for case in (case for case in MAPS if not case.differentiable):
+    for case in (case for case in SHORT if not case.differentiable):
         assert case.call(negated(SCORES), 0.7).equal(case.call(SCORES, 0.7))
     for case in (case for case in DESIGNS if case.has_log_prob):
         design = case.make(logits=SCORES, k=2)
@@ -143,7 +143,7 @@ def test_hard_masks_of_negatives_in_memory():
         assert drawn[0].equal(drawn[1])
 
 
-@for_each("case", [case for case in MAPS if case.public is not topk_indices])  # which does not look beside a window
+@for_each("case", [case for case in SHORT if case.public is not topk_indices])  # which does not look beside a window
 def test_nan_is_refused(case):
     """Wherever it stands: loops that sum in any order must not optimise it away."""
     for dtype in (torch.float32, torch.float64):

@@ -11,6 +11,7 @@ from khot.kernels import threshold
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.threshold.kinds import MASK
 from tests.backends import USUAL
+from tests.loops import for_each
 from tests.maps import members, only_for
 from tests.mutations import FAULTS, occurrences
 
@@ -37,8 +38,8 @@ def test_no_test_returns_early():
     assert [(file.name, found) for file in FILES if (found := early_returns(file.read_text()))] == []
 
 
-@pytest.mark.parametrize(
-    ("source", "found"),
+@for_each(
+    "source, found",
     [
         ("def test_a(case):\n    if case:\n        return\n    assert case", ["test_a"]),
         ("def check_a(case):\n    for i in case:\n        return i\n    assert case", ["check_a"]),

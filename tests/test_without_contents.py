@@ -19,7 +19,7 @@ from khot import (
     topk_metric_loss,
 )
 from khot.kernels import backend
-from tests.every_map import MAPS
+from tests.every_map import SHORT
 from tests.inputs import normal
 from tests.loops import for_each
 from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, PERTURBED
@@ -78,7 +78,7 @@ def with_gradient(value, *parameters):
     return [value, *torch.autograd.grad(value.sum(), parameters, retain_graph=True)]
 
 
-@pytest.mark.parametrize("case", MAPS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SHORT, ids=lambda case: case.name)
 def test_maps(case):
     """The map, its gradients, and the gradient of these; softnesses that are a number, one for all, one for each."""
 
@@ -94,7 +94,7 @@ def test_maps(case):
         return [y, *first, *second]
 
     x, one, each = normal(3, 6), torch.tensor(0.7), torch.full((3,), 0.7)
-    soft = one if MAPS.index(case) % 2 else each
+    soft = one if SHORT.index(case) % 2 else each
     for arguments in ({"x": x.float()}, {"x": normal(6, 3).T, "softness": soft}):
         check(everything, draws=False, **arguments)
     check(everything, x=normal(0, 6).half())

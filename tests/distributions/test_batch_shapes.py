@@ -22,6 +22,7 @@ from khot import (
 from khot.distributions import relaxed_khot
 from tests import gof
 from tests.inputs import LOGITS
+from tests.loops import for_each
 from tests.registry import DESIGNS, ESTIMATORS, PERTURBED, PHANTOM
 
 RELAXED = {"relaxed": RelaxedKHot, "relaxed_straight_through": RelaxedKHotStraightThrough}
@@ -36,7 +37,7 @@ LAWS = {
     **{name: partial(cls, 0.5) for name, cls in RELAXED.items()},
     **{case.name: partial(wrapped, case) for case in ESTIMATORS},
 }
-every_law = pytest.mark.parametrize("make", LAWS.values(), ids=LAWS)
+every_law = for_each("make", LAWS.values())
 BAD_SHAPES = [
     (ValueError, (-1,)),
     (ValueError, (2, -3)),
@@ -77,7 +78,7 @@ K = torch.tensor([[1], [2], [4]])
 EXTENDED = {name: make for name, make in LAWS.items() if name != "phantom_unit"}
 
 
-@pytest.mark.parametrize("make", EXTENDED.values(), ids=EXTENDED)
+@for_each("make", EXTENDED.values())
 def test_k_extends_the_batch(make):
     for logits, shape in ((LOGITS, (3, 1)), (LOGITS.expand(2, 5), (3, 2))):
         law, row_by_row = make(logits=logits, k=K), [make(logits=logits, k=int(k)) for k in K]
@@ -102,7 +103,7 @@ def test_k_extends_the_batch(make):
         torch.testing.assert_close(log_prob, torch.stack(parts, 1), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@for_each("case", DESIGNS)
 def test_inferred_shapes_and_gradients_of_an_extended_batch(case):
     logits = LOGITS.clone().requires_grad_()
     design = case.make(logits=logits, k=K)

@@ -21,13 +21,14 @@ from khot import (
 from khot.distributions.design import defined_by, designs_with
 from khot.distributions.sizes import size_of
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.registry import DESIGNS
 
 LOGITS = torch.tensor([[3.0, 1.0, 0.2, -1.0, 0.5], [8.0, 0.0, 0.0, 0.0, 0.0]])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@for_each("dtype", [torch.float32, torch.bfloat16])
+@for_each("case", DESIGNS)
 def test_parameters_that_require_gradients_in_inference_mode(case, dtype):
     names = [name for name in ("log_prob", "entropy") if getattr(case, f"has_{name}")]
     for k in (3, torch.tensor([1, 3])):
@@ -50,12 +51,8 @@ def test_parameters_that_require_gradients_in_inference_mode(case, dtype):
             torch.testing.assert_close(x, expected.detach())
 
 
-@pytest.mark.parametrize("design_class", [Pivotal, Sampford])
-@pytest.mark.parametrize(
-    "relaxation",
-    [log_sigmoid_topk, successive_softmax_topk, lambda x, k, t: torch.sigmoid(x)],
-    ids=["log", "ss", "own"],
-)
+@for_each("design_class", [Pivotal, Sampford])
+@for_each("relaxation", [log_sigmoid_topk, successive_softmax_topk, lambda x, k, t: torch.sigmoid(x)])
 def test_relaxation_must_give_inclusion_probabilities(design_class, relaxation):
     with pytest.raises(ValueError, match=r"each row of what `relaxation` .* returns must lie in \[0, 1\] and sum to"):
         design_class(logits=LOGITS, k=3, relaxation=relaxation).sample()
@@ -113,7 +110,7 @@ HAS = {
 }
 
 
-@pytest.mark.parametrize("wanted", HAS)
+@for_each("wanted", HAS)
 def test_errors_name_the_designs_that_have_it(wanted):
     """By what their classes define; the registry says what they do."""
     named = designs_with(wanted)
@@ -124,7 +121,7 @@ def test_errors_name_the_designs_that_have_it(wanted):
         assert (name in named or in_this_order in named) == getattr(case, HAS[wanted])
 
 
-@pytest.mark.parametrize("given", ["probs", "logits"])
+@for_each("given", ["probs", "logits"])
 def test_a_design_says_what_it_was_made_from(given):
     x = torch.full((2, 4), 0.5)
     design = Sampford(**{given: x}, k=2)
@@ -133,7 +130,7 @@ def test_a_design_says_what_it_was_made_from(given):
     assert size_of(rows).tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("make", [Brewer, ParetoSampling, GumbelTopK, Sampford])
+@for_each("make", [Brewer, ParetoSampling, GumbelTopK, Sampford])
 def test_enumerated_results_do_not_depend_on_what_was_asked_before(make):
     """In single precision: covariances are differences of what is not rounded yet, in whatever order they come."""
     logits = 8 * normal(6, seed=1).float()
@@ -148,8 +145,8 @@ def test_enumerated_results_do_not_depend_on_what_was_asked_before(make):
 ENUMERATED = [c for c in DESIGNS if c.has_log_prob and not (c.has_entropy_at_any_size and c.has_pairwise_at_any_size)]
 
 
-@pytest.mark.parametrize("case", ENUMERATED, ids=lambda case: case.name)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@for_each("case", ENUMERATED)
+@for_each("dtype", [torch.bfloat16, torch.float32])
 def test_what_is_enumerated_is_rounded_once(case, dtype):
     logits = LOGITS.to(dtype)
     design, exact = (case.make(logits=x, k=torch.tensor([2, 3])) for x in (logits, logits.double()))
@@ -160,7 +157,7 @@ def test_what_is_enumerated_is_rounded_once(case, dtype):
         torch.testing.assert_close(result(design), result(exact).to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-10)
 
 
-@pytest.mark.parametrize("case", [case for case in DESIGNS if case.has_log_prob], ids=lambda case: case.name)
+@for_each("case", [case for case in DESIGNS if case.has_log_prob])
 def test_mode_of_rows_of_different_k(case):
     sizes, theta = [1, 3], normal(2, 5)
     together = case.make(logits=theta, k=torch.tensor(sizes)).mode

@@ -9,6 +9,7 @@ import torch
 from khot import GumbelTopK, sigmoid_topk
 from khot.kernels.order_sampling import noises
 from khot.laws import order_sampling
+from tests.loops import for_each
 from tests.registry import DESIGNS
 
 ORDER_SAMPLING = [case for case in DESIGNS if case.name.startswith(("pareto", "seq", "gumbel"))]
@@ -41,8 +42,8 @@ def check_law(make, k, tolerance):
     torch.testing.assert_close((pmf[..., None] * support).sum(0), design.mean.double(), rtol=0, atol=5 * tolerance)
 
 
-@pytest.mark.parametrize("dtype", SIZES)
-@pytest.mark.parametrize("case", ORDER_SAMPLING, ids=lambda case: case.name)
+@for_each("dtype", SIZES)
+@for_each("case", ORDER_SAMPLING)
 def test_logits(case, dtype):
     x = extreme_rows(dtype, 12 if case.slow else 40)
     for k in (1, 2, 4):
@@ -55,7 +56,7 @@ def test_logits(case, dtype):
             assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("case", ORDER_SAMPLING, ids=lambda case: case.name)
+@for_each("case", ORDER_SAMPLING)
 def test_given_probabilities(case):
     for p, dtype in itertools.product(
         (
@@ -74,7 +75,7 @@ def test_given_probabilities(case):
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "logits", [[0.0, -1e5], [700.0, -2000.0, -2e3, 1e3], [1e300, -1e300, 5.0], [0.0, 1e17, 1e17], [3.0, 2.0, 1.0]]
 )
 def test_one_of_n_is_the_categorical_law(logits):
@@ -87,7 +88,7 @@ def test_one_of_n_is_the_categorical_law(logits):
         torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("far", [-1e4, -700.0, -300.0, -140.0, 5.0, 140.0, 700.0, 1e4])
+@for_each("far", [-1e4, -700.0, -300.0, -140.0, 5.0, 140.0, 700.0, 1e4])
 def test_curvature_of_the_inclusion_probabilities(far):
     """One of n: that of softmax; all but one: finite, to third order, and that of a sum which is k."""
     logits = torch.tensor([0.0, 1.0, 2.0, far], dtype=torch.float64, requires_grad=True)
@@ -101,7 +102,7 @@ def test_curvature_of_the_inclusion_probabilities(far):
     assert third.isfinite().all()
 
 
-@pytest.mark.parametrize("gap", [1.0, 30.0, 999.0, 1001.0, 1500.0, 1e5, 1e300])
+@for_each("gap", [1.0, 30.0, 999.0, 1001.0, 1500.0, 1e5, 1e300])
 def test_two_logistic_units_in_closed_form(gap):
     r"""P(the far one comes first) is :math:`e^{-d} (d - 1 + e^{-d}) / (1 - e^{-d})^2` at a distance d."""
     theta = torch.tensor([gap, 0.0], dtype=torch.float64, requires_grad=True)

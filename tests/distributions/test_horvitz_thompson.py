@@ -19,6 +19,7 @@ from khot import (
 )
 from khot.distributions import totals
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.registry import DESIGNS
 
 PROBS = torch.tensor([0.5, 0.7, 0.4, 0.8, 0.6], dtype=torch.float64)
@@ -36,13 +37,13 @@ def expectation(design, y):
     return mean, share @ (total - mean).square(), share @ variance
 
 
-@pytest.mark.parametrize("case", EXACT, ids=lambda case: case.name)
+@for_each("case", EXACT)
 def test_total_is_unbiased(case):
     mean, _, _ = expectation(case.make(probs=PROBS), Y)
     torch.testing.assert_close(mean, Y.sum(), rtol=1e-7, atol=0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "design",
     [
         *(case.make(probs=PROBS) for case in EXACT if case.draws_all_pairs),
@@ -52,7 +53,6 @@ def test_total_is_unbiased(case):
         PhantomUnit(Brewer, probs=PROBS - 0.1),
         Sampford(probs=torch.tensor([1.0, 0.0, 0.5, 0.7, 0.4, 0.4], dtype=torch.float64)),
     ],
-    ids=lambda design: type(design).__name__,
 )
 def test_variance_is_unbiased(design):
     y = normal(design.event_shape[0], seed=3) + 10
@@ -62,7 +62,7 @@ def test_variance_is_unbiased(design):
     torch.testing.assert_close(estimated, variance)
 
 
-@pytest.mark.parametrize("case", [c for c in EXACT if not c.has_pairwise_at_any_size], ids=lambda case: case.name)
+@for_each("case", [c for c in EXACT if not c.has_pairwise_at_any_size])
 def test_variance_is_unbiased_by_enumerated_pairs_in_float32(case):
     mean, variance, estimated = expectation(case.make(probs=PROBS.float()), Y)
     torch.testing.assert_close(mean, Y.sum(), rtol=1e-5, atol=0)
@@ -94,7 +94,7 @@ def test_without_pairs_hajek_and_deville():
 
 
 @pytest.mark.filterwarnings("ignore:horvitz_thompson approximates")
-@pytest.mark.parametrize("design_class", [Pivotal, Brewer])
+@for_each("design_class", [Pivotal, Brewer])
 def test_units_that_are_certain_have_no_variance(design_class):
     design = Pivotal(probs=torch.tensor([1.0, 1.0, 0.5, 0.5], dtype=torch.float64))
     _, variance = horvitz_thompson(design, design.sample(), normal(4))
@@ -104,7 +104,7 @@ def test_units_that_are_certain_have_no_variance(design_class):
     assert (total, variance) == (3.0, 0.0)
 
 
-@pytest.mark.parametrize("design_class", [Sampford, Brewer])
+@for_each("design_class", [Sampford, Brewer])
 def test_batches_are_loops(design_class):
     probs = torch.stack([PROBS, PROBS.flip(0), PROBS.roll(1)]).unsqueeze(0)
     design = design_class(probs=probs)
@@ -140,8 +140,8 @@ def test_empty_batch():
     assert horvitz_thompson(design, torch.zeros(2, 0, 5), torch.zeros(5))[1].shape == (2, 0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+@for_each(
+    "arguments, error, message",
     [
         ((Sampford(probs=PROBS), torch.ones(4), Y), ValueError, "`value` must have shape"),
         (
@@ -161,7 +161,7 @@ OF_FOUR = torch.tensor([0.8, 0.2, 0.6, 0.4], dtype=torch.float64)
 
 
 @pytest.mark.filterwarnings("ignore:horvitz_thompson approximates")
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@for_each("case", DESIGNS)
 def test_values_that_no_design_draws(case):
     design, y = case.make(probs=OF_FOUR, validate_args=True), torch.tensor([3.0, 1.0, 2.0, 5.0])
     for value in IMPOSSIBLE[1:]:
@@ -185,7 +185,7 @@ def test_values_that_a_design_in_order_does_not_draw():
 
 
 @pytest.mark.filterwarnings("ignore:horvitz_thompson approximates")
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@for_each("case", DESIGNS)
 def test_sizes_of_rows_are_checked(case):
     arguments, y = {"logits": torch.zeros(2, 4), "k": torch.tensor([1, 2])}, torch.ones(4)
     value = torch.tensor([[1.0, 0, 0, 0], [1, 0, 1, 0]])
@@ -234,7 +234,7 @@ def test_variance_is_approximated_where_subsets_are_too_many(design_class, monke
 
 
 @pytest.mark.filterwarnings("ignore:horvitz_thompson approximates")
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@for_each("case", DESIGNS)
 def test_one_random_unit_tells_nothing_of_the_variance(case):
     """Beside certain units or alone, of any design and of its phantom design; without any, the variance is 0."""
     y = torch.tensor([30.0, 2.0, 5.0, 40.0], dtype=torch.float64)

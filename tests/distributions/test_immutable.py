@@ -24,6 +24,7 @@ from khot.kernels.count.kept_tree import KeptTree, leaf_outside
 from khot.kernels.count.tree import ProductTree
 from khot.laws import conditional_poisson, unit_by_unit
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.registry import DESIGNS
 
 N, K = 6, 3
@@ -93,7 +94,7 @@ def test_made_once_for_all_that_a_conditional_poisson_design_is_asked(made, give
     assert given == "probs" or len(made) == 2  # the derivative of the solution is one, of a system with a tree
 
 
-@pytest.mark.parametrize("case", SCORED, ids=lambda case: case.name)
+@for_each("case", SCORED)
 def test_a_kept_result_is_the_result(case):
     """Of methods called one after another, in any order, and of each on a design of its own."""
     theta = logits(2)
@@ -106,7 +107,7 @@ def test_a_kept_result_is_the_result(case):
         same({name: value}, {name: fixed(case.make(logits=theta, k=K))[name]})
 
 
-@pytest.mark.parametrize("case", SCORED, ids=lambda case: case.name)
+@for_each("case", SCORED)
 def test_a_draw_before_it_leaves_the_gradient_as_it_is(case):
     """What a draw keeps is made without gradient."""
     theta = logits(2).requires_grad_()
@@ -116,7 +117,7 @@ def test_a_draw_before_it_leaves_the_gradient_as_it_is(case):
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(6, 3), (30, 11), (150, 70), (601, 40)])
+@for_each("shape", [(6, 3), (30, 11), (150, 70), (601, 40)])
 def test_backward_again_and_again(shape):
     """A backward pass uses up its own graph, and nothing that the design keeps."""
     n, k = shape
@@ -189,7 +190,7 @@ def members(law):
         yield name, functools.partial(get, name)
 
 
-@pytest.mark.parametrize("name", LAWS)
+@for_each("name", LAWS)
 def test_no_member_of_a_design_survives_a_change_of_its_parameter(name):
     for dtype in (torch.float64, torch.bfloat16):
         for how in ("in place", "SGD", "Adam"):
@@ -289,7 +290,7 @@ def test_transforms_see_their_own_contents():
     assert design.log_prob(VALUE).equal(expected)
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (7, 3), (64, 20), (150, 75), (600, 290), (1500, 3)])
+@for_each("shape", [(2, 1), (7, 3), (64, 20), (150, 75), (600, 290), (1500, 3)])
 def test_the_tree_that_is_there_has_the_derivatives_of_one_made_of_operations(shape):
     """Short rows, odd ones, those with Fourier transforms and with windows."""
     n, bound = shape

@@ -2,13 +2,13 @@
 
 import math
 
-import pytest
 import torch
 from torch.distributions import kl_divergence
 
 from khot.distributions import ConditionalPoisson
 from khot.estimators import StraightThrough
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.registry import DESIGNS, DesignCase
 
 FREE = torch.tensor([0.2, 0.4, -0.3, 0.5], dtype=torch.float64)  # 2 of them
@@ -34,9 +34,9 @@ def numbers(case, logits, k, certain=()):
     return found
 
 
-@pytest.mark.parametrize("create_graph", [False, True])
-@pytest.mark.parametrize("certain", CERTAIN.values(), ids=CERTAIN)
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@for_each("create_graph", [False, True])
+@for_each("certain", CERTAIN.values())
+@for_each("case", DESIGNS)
 def test_results_and_gradients_are_those_of_the_others(case: DesignCase, certain, create_graph):
     alone, together = FREE.clone().requires_grad_(), with_certain(FREE, certain)
     k = 2 + sum(x > 0 for x in certain)

@@ -6,13 +6,14 @@ import torch
 from khot import Brewer, GumbelTopK, ParetoSampling, Sampford, Systematic, sigmoid_topk
 from khot.laws import order_at_once, order_inclusion_at_once
 from tests.launches import launches, launches_of_gradient
+from tests.loops import for_each
 
 N, K = 100, 5
 PROBS = sigmoid_topk(torch.randn(16, N, generator=torch.Generator().manual_seed(0)), K)
 
 
-@pytest.mark.parametrize(
-    ("design", "options", "most"),
+@for_each(
+    "design, options, most",
     [
         (Systematic, {"order": "fixed"}, 25),
         (Systematic, {"order": "random"}, 29),
@@ -26,9 +27,7 @@ def test_draws(design, options, most):
     assert names.total() <= most, names
 
 
-@pytest.mark.parametrize(
-    ("design", "most", "most_of_gradient"), [(Systematic, 30, 30), (Brewer, 52, 83), (Sampford, 101, 36)]
-)
+@for_each("design, most, most_of_gradient", [(Systematic, 30, 30), (Brewer, 52, 83), (Sampford, 101, 36)])
 def test_log_probabilities(design, most, most_of_gradient):
     """Of values that are known to be k-hot, with what their derivative needs."""
     value, probs = design(probs=PROBS, k=K).sample(), PROBS.clone().requires_grad_()

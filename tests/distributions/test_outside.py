@@ -14,6 +14,7 @@ from khot import (
     RelaxedKHotStraightThrough,
     sigmoid_topk,
 )
+from tests.loops import for_each
 from tests.registry import DESIGNS, ESTIMATORS
 
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
@@ -86,7 +87,7 @@ LAWS = {
         OFF_THE_SIMPLEX,
     ),
 }
-every_law = pytest.mark.parametrize(("make", "inside", "outside"), LAWS.values(), ids=LAWS)
+every_law = for_each("make, inside, outside", LAWS.values())
 
 
 @every_law
@@ -141,7 +142,7 @@ def test_under_vmap(make, inside, outside):
 WRAPPABLE = [case for case in SCORED if case.exact_probs and not case.slow]
 
 
-@pytest.mark.parametrize("case", WRAPPABLE, ids=lambda case: case.name)
+@for_each("case", WRAPPABLE)
 def test_phantom_unit(case):
     """Sums 3 and 3.4: with sizes 3, and 3 or 4."""
     probs = torch.tensor([[0.3, 0.75, 0.75, 0.6, 0.6], [0.9, 0.8, 0.7, 0.5, 0.5]], dtype=torch.float64)

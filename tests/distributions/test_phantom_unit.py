@@ -26,7 +26,7 @@ WRAPPED = {
     "brewer": (Brewer, {}),
     "systematic": (Systematic, {"order": "fixed"}),
 }
-every_wrapped = pytest.mark.parametrize("name", WRAPPED)
+every_wrapped = for_each("name", WRAPPED)
 one_quickly = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if i else []) for i, name in enumerate(WRAPPED)]
 )
@@ -91,7 +91,7 @@ def test_moments_and_sampler(name):
         gof.check_sampler(design.sample((20_000,)), support, pmf)
 
 
-@pytest.mark.parametrize("case", [case for case in DESIGNS if case.has_log_prob], ids=lambda case: case.name)
+@for_each("case", [case for case in DESIGNS if case.has_log_prob])
 def test_law_of_the_size(case):
     settings = case.make.keywords if isinstance(case.make, partial) else {}
     for row in PROBS:

@@ -9,6 +9,7 @@ import torch
 from khot.distributions import Pivotal
 from khot.kernels.draws import balance, missing_share, tournament
 from tests import gof
+from tests.loops import for_each
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 REFERENCE = json.loads((ORACLES / "exact_pips_designs.json").read_text())
@@ -32,7 +33,7 @@ def test_inclusion_probabilities(case):
     gof.check_inclusion(draws, tensor(case["pi"]))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@for_each("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_size_is_exact_whatever_the_rounding(dtype):
     # Sums like those of 1/3 miss the integer by n eps; the design spreads the difference.
     blocks = [0.2] * 5 + [0.0] * 3 + [1 / 7] * 7

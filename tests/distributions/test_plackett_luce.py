@@ -18,6 +18,7 @@ from khot.constraints import ranking
 from khot.laws import plackett_luce as law
 from tests.gof import LEVEL, MIN_EXPECTED
 from tests.inputs import normal
+from tests.loops import for_each
 
 EXCLUDED = torch.tensor([0.3, -1.0, -math.inf, 0.8, 0.1], dtype=torch.float64)
 WIDE = torch.tensor([900.0, -3.0, 0.0, 1800.0, 2.0, 1.0], dtype=torch.float64)
@@ -295,7 +296,7 @@ def test_copies():
     assert nowhere.sample((2,)).shape == (2, 3, 3) and nowhere.log_prob(nowhere.sample()).shape == (3,)
 
 
-@pytest.mark.parametrize("elbo", [Trace_ELBO, TraceGraph_ELBO])
+@for_each("elbo", [Trace_ELBO, TraceGraph_ELBO])
 def test_as_a_guide(elbo):
     """A step of the score function lowers the logit of what costs more."""
     pyro.set_rng_seed(0)

@@ -10,6 +10,7 @@ from torch import Tensor
 from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, log_sigmoid_topk, sigmoid_topk
 from khot.laws.inverse import solve_logits
 from tests.inputs import normal
+from tests.loops import for_each
 
 
 def of_probs(make: Callable[..., torch.distributions.Distribution]) -> Callable[[Tensor, int], Tensor]:
@@ -44,9 +45,9 @@ def gradient(law: Callable[..., Callable[[Tensor], Tensor]], x: Tensor, k: int, 
     return torch.autograd.grad(law(x, k)(value), x)[0]
 
 
-@pytest.mark.parametrize("name", list(LAWS))
-@pytest.mark.parametrize("n, k", [(4, 2), (9, 3), (20, 7), (40, 12)])  # each for another way to solve
-@pytest.mark.parametrize("distance", [38.0, 60.0, 100.0, 300.0])
+@for_each("name", list(LAWS))
+@for_each("n, k", [(4, 2), (9, 3), (20, 7), (40, 12)])  # each for another way to solve
+@for_each("distance", [38.0, 60.0, 100.0, 300.0])
 def test_others_do_not_notice(distance: float, n: int, k: int, name: str) -> None:
     x, value = drawn(n, k)
     far = x.new_tensor([x.min() - distance, x.max() + distance, x.min() - 1.1 * distance])
@@ -59,8 +60,8 @@ def test_others_do_not_notice(distance: float, n: int, k: int, name: str) -> Non
     assert found[:3].abs().max() <= grain
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("gap", [40.0, 60.0, 85.0])
+@for_each("dtype", [torch.float32, torch.float64])
+@for_each("gap", [40.0, 60.0, 85.0])
 def test_sharp_scores(gap: float, dtype: torch.dtype) -> None:
     """At scores (0, 0.4, 1) the gradient is that of three units, however far away a fourth one is."""
     x = torch.tensor([0.0, 0.4, 1.0], dtype=dtype)
@@ -72,7 +73,7 @@ def test_sharp_scores(gap: float, dtype: torch.dtype) -> None:
     assert found[3].abs() < 1e-15
 
 
-@pytest.mark.parametrize("n", [6, 20, 60])
+@for_each("n", [6, 20, 60])
 def test_logits_of_rare_units_move_much_and_others_do_not(n: int) -> None:
     """The logits have the mean 0, so that all of them depend on all; what has no mean does not."""
     x = normal(n, seed=2)
@@ -93,8 +94,8 @@ def test_logits_of_rare_units_move_much_and_others_do_not(n: int) -> None:
 LOST = [(1, 0, 1e-13), (1, 20, 1e-11), (1, 35, 1e-8), (-1, 0, 1e-11), (-1, 5, 1e-9)]
 
 
-@pytest.mark.parametrize("k, outliers, lost", LOST)
-@pytest.mark.parametrize("n", [12, 33, 40, 200])
+@for_each("k, outliers, lost", LOST)
+@for_each("n", [12, 33, 40, 200])
 def test_the_least_probable_unit_is_chosen(n: int, k: int, outliers: int, lost: float) -> None:
     """One chosen unit, or one that is left out of all, has the probability that the law is made of."""
     x = normal(50, n, seed=n)

@@ -39,7 +39,7 @@ from tests.registry import RELAXED
 float64 = torch.float64
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6], [0.0, 0.3, -0.4, 2.5, 1.0]]).double()
 VALUE = tensor([0.2, 0.3, 0.9, 0.15, 0.45])
-both = pytest.mark.parametrize("cls", publics(RELAXED))
+both = for_each("cls", publics(RELAXED))
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_oracle(case):
     torch.testing.assert_close(relaxed.log_prob(forgotten)[inner], expected[inner], rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0])
+@for_each("temperature", [0.3, 1.0])
 def test_two_units_are_concrete(temperature):
     # Two log-odds that sum to 0 are half the difference of the scores: Concrete at twice the temperature.
     logits = LOGITS[0, :2]
@@ -87,7 +87,7 @@ def midpoints(k, size):
     return y, ((y > 0) & (y < 1)).all(-1)
 
 
-@pytest.mark.parametrize("k", [1, 1.37, 2])
+@for_each("k", [1, 1.37, 2])
 def test_density_integrates_to_one_and_is_that_of_samples(k):
     """At temperature 2, where the density vanishes on the boundary, so that the midpoint rule converges."""
     relaxed, size, cells = RelaxedKHot(2.0, logits=LOGITS[0, :3], k=k, validate_args=False), 1000, 8
@@ -105,7 +105,7 @@ def test_density_integrates_to_one_and_is_that_of_samples(k):
     assert len(observed) > 20 and stats.chi2.sf(chi2, len(observed) - 1) >= gof.LEVEL
 
 
-@pytest.mark.parametrize("k", [2, 3.6])
+@for_each("k", [2, 3.6])
 def test_law_of_samples(k):
     """softmax(theta - T logit y) is uniform on the simplex, and differences of T logit y - theta are logistic."""
     relaxed = RelaxedKHot(0.7, logits=LOGITS[0], k=k)
@@ -158,7 +158,7 @@ def test_gradients_of_samples(cls):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("k", [2, 2.5])
+@for_each("k", [2, 2.5])
 def test_gradients_of_the_density(k):
     start = sigmoid_topk(VALUE.logit(), k).expand(3, 5)
 
@@ -172,8 +172,8 @@ def test_gradients_of_the_density(k):
     assert torch.autograd.gradgradcheck(log_prob, inputs)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, float64])
-@pytest.mark.parametrize("temperature", [1e-3, 0.05, 30.0])
+@for_each("dtype", [torch.bfloat16, torch.float32, float64])
+@for_each("temperature", [1e-3, 0.05, 30.0])
 def test_samples_remember_what_rounding_takes(dtype, temperature):
     logits = 3 * torch.randn(200, 20).to(dtype)
     relaxed = RelaxedKHot(temperature, logits=logits.requires_grad_(), k=7, validate_args=True)
@@ -205,7 +205,7 @@ def test_draws_without_gradient_are_constants():
     torch.testing.assert_close(found[:2], expected[:2])
 
 
-@pytest.mark.parametrize("k", [2, 2.5])
+@for_each("k", [2, 2.5])
 def test_derivatives_of_log_odds(k):
     x = LOGITS.clone().requires_grad_()
 
@@ -246,7 +246,7 @@ def test_memory_belongs_to_one_unchanged_tensor():
 
 
 @both
-@pytest.mark.parametrize("dtype", [torch.float32, float64])
+@for_each("dtype", [torch.float32, float64])
 def test_a_detached_sample_has_the_density_of_the_sample(cls, dtype):
     torch.manual_seed(0)
     logits = (3 * torch.randn(4, 10, dtype=dtype)).requires_grad_()
@@ -328,7 +328,7 @@ def test_no_density_on_the_boundary(cls):
 
 
 @both
-@pytest.mark.parametrize("k", [0, 5, torch.tensor([0, 2, 5])], ids=str)
+@for_each("k", [0, 5, torch.tensor([0, 2, 5])])
 def test_constant_samples_have_no_density(cls, k):
     relaxed = cls(0.5, logits=LOGITS, k=k, validate_args=True)
     sample, k = relaxed.sample((4,)), torch.as_tensor(k).expand(3)
@@ -341,7 +341,7 @@ def test_constant_samples_have_no_density(cls, k):
 
 
 @both
-@pytest.mark.parametrize("dtype", [torch.float32, float64])
+@for_each("dtype", [torch.float32, float64])
 def test_shapes_expand_and_copies(cls, dtype):
     relaxed = cls(torch.tensor([0.5, 1.0, 2.0]), logits=LOGITS.to(dtype), k=torch.tensor([1, 2, 4]))
     assert relaxed.batch_shape == (3,) and relaxed.event_shape == (5,) and relaxed.event_dim == 1
@@ -368,7 +368,7 @@ def test_shapes_expand_and_copies(cls, dtype):
     assert check(relaxed.k).check(relaxed.sample((50,))).all() and relaxed.support.check(relaxed.sample()).all()
 
 
-@pytest.mark.parametrize("relaxation", [lapsum_topk, sparse_topk])
+@for_each("relaxation", [lapsum_topk, sparse_topk])
 def test_other_relaxations_have_samples_and_no_density(relaxation):
     relaxed = RelaxedKHot(0.5, logits=LOGITS, k=2, relaxation=relaxation)
     y = relaxed.rsample((50,))
@@ -438,7 +438,7 @@ def test_from_scores_is_the_draw_of_given_noise(cls):
 
 
 @both
-@pytest.mark.parametrize("detached", [True, False])
+@for_each("detached", [True, False])
 def test_from_scores_under_transforms(cls, detached):
     """Scores without a derivative get that of the logits, scores with one keep it, also where a vmap hides it."""
     torch.manual_seed(0)
@@ -463,14 +463,14 @@ def test_from_scores_under_transforms(cls, detached):
 
 
 @both
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@for_each("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_from_scores_has_the_dtype_of_the_logits(cls, dtype):
     relaxed = cls(0.5, logits=LOGITS.to(dtype), k=2)
     assert relaxed.from_scores(LOGITS.float()).dtype == relaxed.rsample().dtype == dtype
 
 
-@pytest.mark.parametrize("k", [2, np.int64(2), torch.tensor(2)])
-@pytest.mark.parametrize("cls", [RelaxedKHot, RelaxedKHotStraightThrough])
+@for_each("k", [2, np.int64(2), torch.tensor(2)])
+@for_each("cls", [RelaxedKHot, RelaxedKHotStraightThrough])
 def test_integer_sizes_stay_integers(cls, k):
     """For relaxations that take nothing else."""
     relaxed = cls(0.5, logits=LOGITS, k=k, relaxation=successive_softmax_topk)

@@ -52,7 +52,7 @@ EXTREMES = [  # exact in binary, rows with an integer sum
 ]
 
 
-@pytest.mark.parametrize("probs", EXTREMES)
+@for_each("probs", EXTREMES)
 def test_next_to_0_and_1_against_rational_arithmetic(probs):
     exact, k = [Fraction(p) for p in probs], round(sum(probs))
     weights = {
@@ -68,23 +68,13 @@ def test_next_to_0_and_1_against_rational_arithmetic(probs):
     gof.check_inclusion(design.sample((20_000,)), tensor(probs))
 
 
-@pytest.mark.parametrize(
-    "probs", [[1e-17, 1, 0.5, 0.5], [1, 1e-17, 1, 1], [5e-324, 0.5, 0.5], [1 - 1e-9, 1e-9, 0, 1.0]]
-)
+@for_each("probs", [[1e-17, 1, 0.5, 0.5], [1, 1e-17, 1, 1], [5e-324, 0.5, 0.5], [1 - 1e-9, 1e-9, 0, 1.0]])
 def test_rounded_away(probs):
     design = Sampford(probs=tensor(probs).requires_grad_())
     draws = design.sample((500,))
     gof.check_k_hot(draws, design.k)
     log_prob = design.log_prob(draws)
     assert log_prob.isfinite().all() and torch.autograd.grad(log_prob.sum(), design.probs)[0].isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_low_precision(dtype):
-    design = Sampford(logits=torch.linspace(-8, 8, 40, dtype=dtype), k=7)
-    draws = design.sample((200,))
-    assert draws.dtype == design.log_prob(draws).dtype == dtype
-    gof.check_k_hot(draws, 7)
 
 
 def test_the_most_probable_vector_has_the_largest_probs():
@@ -102,7 +92,7 @@ def test_two_units_are_brewers():
     torch.testing.assert_close(sampford.log_prob(support), brewer.log_prob(support), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("n", "k"), [(40, 35), (600, 590), (3000, 2900)])
+@for_each("n, k", [(40, 35), (600, 590), (3000, 2900)])
 def test_zeros_have_the_law_of_ones(n, k):
     torch.manual_seed(0)
     probs = Sampford(logits=3 * torch.randn(n, dtype=torch.float64), k=k).probs
@@ -122,14 +112,13 @@ def test_long_row():
     assert (draw - design.probs)[likely].sum().abs() < gof.Z_LIMIT * design.variance[likely].sum().sqrt()
 
 
-@pytest.mark.slow
-def test_goodness_of_fit_at_a_million_draws():
+def test_goodness_of_fit():
     """The designs closest to it, given the same inclusion probabilities, are told apart."""
     case = next(case for case in CASES if case.get("tags") == ["discriminating"])
     design, pmf = Sampford(probs=tensor(case["pi"])), tensor(case["log_prob"]).exp()
     support = design.enumerate_support()
     torch.manual_seed(0)
-    gof.check_sampler(design.sample((10**6,)), support, pmf)
+    gof.check_sampler(design.sample((400_000,)), support, pmf)
     for other in (Brewer, ConditionalPoisson):
         with pytest.raises(AssertionError, match="subsets"):
-            gof.check_subsets(other(probs=tensor(case["pi"])).sample((10**6,)), support, pmf)
+            gof.check_subsets(other(probs=tensor(case["pi"])).sample((400_000,)), support, pmf)

@@ -22,6 +22,7 @@ from khot.laws import size_prior
 from tests import gof
 from tests.distributions.test_size_range import assert_close, vectors
 from tests.inputs import normal
+from tests.loops import for_each
 
 INF = torch.inf
 LOGITS = normal(3, 6) * torch.tensor([[1.0], [6.0], [30.0]]) + torch.tensor([[0.0], [2.0], [-9.0]])
@@ -56,7 +57,7 @@ def check_against_enumeration(design, logits, low, high, log_prior):
     assert_close(design.log_prob(support).exp().sum(0), torch.ones(len(logits)).double())
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 3), (1, 4), (3, 6)])
+@for_each("low, high", [(0, 3), (1, 4), (3, 6)])
 def test_against_enumeration(low, high):
     design = ConditionalPoisson(logits=LOGITS, k=(low, high, PRIOR), validate_args=True)
     check_against_enumeration(design, LOGITS, low, high, PRIOR)
@@ -153,8 +154,8 @@ def test_divergences():
         assert_close(kl_divergence(every[p], every[q]), expected)
 
 
-@pytest.mark.parametrize(("p_batch", "q_batch"), [((), (2,)), ((2,), (3, 2)), ((3,), (2, 1)), ((3, 2), (2,))], ids=str)
-@pytest.mark.parametrize("k", [2, (0, 4), (0, 4, normal(5, seed=2))], ids=["fixed", "range", "prior"])
+@for_each("p_batch, q_batch", [((), (2,)), ((2,), (3, 2)), ((3,), (2, 1)), ((3, 2), (2,))])
+@for_each("k", [2, (0, 4), (0, 4, normal(5, seed=2))])
 def test_divergences_broadcast(k, p_batch, q_batch):
     p = ConditionalPoisson(logits=normal(*p_batch, 6), k=k)
     q = ConditionalPoisson(logits=normal(*q_batch, 6, seed=1), k=(0, 4, normal(5, seed=3)))
@@ -220,8 +221,8 @@ def test_estimators():
         ReinMax(design)
 
 
-@pytest.mark.parametrize(
-    ("error", "match", "k"),
+@for_each(
+    "error, match, k",
     [
         (ValueError, r"k=\(low, high\) or k=\(low, high, log_prior\)", (0, 2, PRIOR, 3)),
         (TypeError, "needs ints as the ends", (torch.tensor(0), 3, PRIOR)),

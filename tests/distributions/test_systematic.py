@@ -16,7 +16,7 @@ from tests.loops import for_each
 from tests.oracle import cases, tensor
 
 CASES = [case for case in cases("exact_pips_designs") if case["design"] == "systematic"]
-ORDERS = pytest.mark.parametrize("order", ["random", "fixed"])
+ORDERS = for_each("order", ["random", "fixed"])
 
 
 @for_each("case", CASES)
@@ -49,7 +49,7 @@ def test_random_order_spreads_over_pairs():
 
 
 @ORDERS
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@for_each("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_size_is_exact_whatever_the_rounding(order, dtype):
     blocks = [0.2] * 5 + [0.0] * 3 + [1 / 7] * 7
     nearly = [1 - 2**-53] * 40 + [40 * 2.0**-53, 0.0]
@@ -100,7 +100,7 @@ def test_probabilities_next_to_0_and_1(order):
             assert design.log_prob(draws).isfinite().all() and design.pairwise_inclusion.isfinite().all()
 
 
-@pytest.mark.parametrize("probs", [[0.1] * 10 + [0.2] * 5, [0.2, 0.3, 0.5] * 5, [1 / 3] * 9])
+@for_each("probs", [[0.1] * 10 + [0.2] * 5, [0.2, 0.3, 0.5] * 5, [1 / 3] * 9])
 def test_coinciding_cuts(probs):
     # Partial sums that differ by an integer up to rounding: the vectors in between are impossible.
     design = Systematic(probs=tensor(probs))
@@ -165,15 +165,6 @@ def test_unknown_order():
         Systematic(probs=tensor([0.5, 0.5]), order="sorted")
     with pytest.raises(NotImplementedError, match="no log_prob.*Sampford"):
         _ = Systematic(probs=tensor([0.5, 0.5]), order="random").mode
-
-
-@pytest.mark.slow
-@for_each("case", [case for case in CASES if "tags" in case])
-def test_goodness_of_fit_at_a_million_draws(case):
-    design = Systematic(probs=tensor(case["pi"]))
-    support = design.enumerate_support()
-    torch.manual_seed(0)
-    gof.check_sampler(design.sample((10**6,)), support, design.log_prob(support).exp())
 
 
 @pytest.mark.parametrize("n", [10, 1000, 100_000])

@@ -12,6 +12,7 @@ from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 
 from khot import ConditionalPoisson, StraightThrough
 from tests import gof
+from tests.loops import for_each
 from tests.maps import applies, only_for
 from tests.registry import DESIGNS, ESTIMATORS
 
@@ -139,7 +140,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("case", "design_case", "check"), CELLS)
+@for_each("case, design_case, check", CELLS)
 def test_contract(case, design_case, check):
     check(case, design_case)
 
@@ -159,8 +160,8 @@ class SelfWeighted(StraightThrough):
         return value + value * (mean - mean.detach())
 
 
-@pytest.mark.parametrize(
-    ("wrong", "check"),
+@for_each(
+    "wrong, check",
     [(SoftForward, check_draws_are_those_of_the_design), (SelfWeighted, check_linear_functions_get_the_exact_gradient)],
 )
 def test_contract_rejects(wrong, check):

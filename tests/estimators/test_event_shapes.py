@@ -28,6 +28,7 @@ from khot import (
 from khot.estimators._unordered_set import _surrogate as unordered_set_surrogate
 from tests.estimators.enumeration import assert_same
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.registry import FUNCTIONS
 
 WEIGHT = normal(2, 4, seed=3)
@@ -71,8 +72,8 @@ def check_same(actual, expected, inputs):
     assert_same(derivatives(actual, inputs), derivatives(expected, inputs))
 
 
-@pytest.mark.parametrize("baseline", ["none", "moving_average", "leave_one_out", lambda design: 0.7])
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@for_each("baseline", ["none", "moving_average", "leave_one_out", lambda design: 0.7])
+@for_each("make", MAKERS.values())
 def test_score_function_is_unbiased(make, baseline):
     """Summed over all pairs of draws, each of two latents."""
     logits, weight = leaves()
@@ -85,9 +86,9 @@ def test_score_function_is_unbiased(make, baseline):
     check_same(expected, (probability * f(support)).sum(), (logits, weight))
 
 
-@pytest.mark.parametrize("chunk_size", [7, 4096])
-@pytest.mark.parametrize("to_event", TO_EVENT.values(), ids=TO_EVENT)
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@for_each("chunk_size", [7, 4096])
+@for_each("to_event", TO_EVENT.values())
+@for_each("make", MAKERS.values())
 def test_enumerated_is_the_sum_over_the_product(make, to_event, chunk_size):
     logits, weight = leaves()
     law, f, sizes = make(logits), loss(weight), []
@@ -97,7 +98,7 @@ def test_enumerated_is_the_sum_over_the_product(make, to_event, chunk_size):
     check_same(value, (probability * f(support)).sum(), (logits, weight))
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@for_each("make", MAKERS.values())
 def test_unordered_set_is_exact_with_the_whole_support(make):
     logits, weight = leaves()
     law, f = make(logits), loss(weight)
@@ -106,8 +107,8 @@ def test_unordered_set_is_exact_with_the_whole_support(make):
     check_same(value, (probability * f(support)).sum(), (logits, weight))
 
 
-@pytest.mark.parametrize("baseline", ["built_in", "none"])
-@pytest.mark.parametrize("make", [MAKERS["conditional_poisson"], MAKERS["one_hot"]])
+@for_each("baseline", ["built_in", "none"])
+@for_each("make", [MAKERS["conditional_poisson"], MAKERS["one_hot"]])
 def test_unordered_set_is_unbiased(make, baseline):
     """Summed over all pairs of distinct values, with the probability of drawing them in either order."""
     logits, weight = leaves()
@@ -121,8 +122,8 @@ def test_unordered_set_is_unbiased(make, baseline):
     check_same(expected, (probability * f(support)).sum(), (logits, weight))
 
 
-@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@for_each("case", FUNCTIONS)
+@for_each("dtype", [torch.float32, torch.float64])
 def test_every_function_takes_wider_events(case, dtype):
     for shape, event_dim in (((2, 4), 2), ((3, 2, 4), 2), ((3, 1, 2, 4), 3), ((1, 2, 2, 3), 3)):
         logits, seen = normal(*shape, dtype=dtype).requires_grad_(), []
@@ -149,8 +150,8 @@ def test_nested_laws_are_one_product():
     torch.testing.assert_close(*(torch.autograd.grad(value, logits)[0] for value in (once, twice)))
 
 
-@pytest.mark.parametrize("function", [straight_through, reinmax])
-@pytest.mark.parametrize("to_event", TO_EVENT.values(), ids=TO_EVENT)
+@for_each("function", [straight_through, reinmax])
+@for_each("to_event", TO_EVENT.values())
 def test_pathwise_functions_wrap_the_law_of_each_latent(function, to_event):
     weight, gradients = normal(2, 4, seed=1), []
     for wide in (False, True):
@@ -226,7 +227,7 @@ def test_draws_of_unordered_set_are_distinct_values_of_the_product():
     assert (code.diff(dim=0) > 0).all()
 
 
-@pytest.mark.parametrize("baseline", ["none", "moving_average", "leave_one_out"])
+@for_each("baseline", ["none", "moving_average", "leave_one_out"])
 def test_surrogate_of_given_draws_is_that_of_the_function(baseline):
     """A client that draws here and evaluates there gets what score_function gives in one call."""
     logits, weight = normal(3, 4).requires_grad_(), normal(4).requires_grad_()

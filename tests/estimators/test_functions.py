@@ -39,7 +39,7 @@ def quadratic(weight):
 
 
 CELLS = [(case, design, size) for size in (1, 3) for design in [*DESIGNS, PHANTOM] for case in FUNCTIONS]
-every_function = pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
+every_function = for_each("case", FUNCTIONS)
 
 
 @for_each("case, design_case, num_samples", [cell for cell in CELLS if refusal(*cell) is None])
@@ -127,14 +127,14 @@ def test_errors(case):
 READS_AGAIN = [case for case in FUNCTIONS if case.needs_log_prob]
 
 
-@pytest.mark.parametrize("case", READS_AGAIN, ids=lambda case: case.name)
+@for_each("case", READS_AGAIN)
 def test_values_that_are_read_again_must_not_change(case):
     design = ConditionalPoisson(logits=LOGITS[0].clone().requires_grad_(), k=2)
     with pytest.raises(ValueError, match="`f` must not change its argument in place"):
         case.estimate(design, lambda x: x.mul_(2).sum(-1), num_samples=3)
 
 
-@pytest.mark.parametrize("case", [case for case in FUNCTIONS if case not in READS_AGAIN], ids=lambda case: case.name)
+@for_each("case", [case for case in FUNCTIONS if case not in READS_AGAIN])
 def test_pathwise_values_may_change(case):
     def gradient(f):
         logits = LOGITS[0].clone().requires_grad_()

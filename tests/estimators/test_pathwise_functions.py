@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from khot import ConditionalPoisson, Pivotal, StraightThrough, pathwise, straight_through
+from tests.loops import for_each
 
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1], [1.0, 0.3, -0.2, 0.8]], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("make", [ConditionalPoisson, Pivotal])
+@for_each("make", [ConditionalPoisson, Pivotal])
 def test_is_the_mean_of_f_over_draws_by_rsample(make):
     weight = torch.tensor([[0.3, 1.0, -0.5, 2.0], [0.1, 0.7, -1.0, 0.0]], dtype=torch.float64, requires_grad=True)
     logits, drawn = LOGITS.clone().requires_grad_(), []

@@ -25,6 +25,7 @@ from khot import (
 )
 from khot.estimators.perturbation import GAMMA_TERMS, sum_of_gamma_noise
 from tests import gof
+from tests.loops import for_each
 from tests.registry import PERTURBED, PerturbedCase
 
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
@@ -61,7 +62,7 @@ def test_draws_are_hard_and_reproducible(case):
 
 
 @every_case
-@pytest.mark.parametrize("k", [0, 5, torch.tensor([0, 3]), torch.tensor([5, 1])])
+@for_each("k", [0, 5, torch.tensor([0, 3]), torch.tensor([5, 1])])
 def test_sizes(case, k):
     logits = LOGITS.clone().requires_grad_()
     x = case.make(logits=logits, k=k).rsample((7,))
@@ -152,14 +153,13 @@ class SelfWeighted(IMLE):
         return value + value * (logits - logits.detach())
 
 
-@pytest.mark.parametrize(
-    ("make", "check"),
+@for_each(
+    "make, check",
     [
         (SoftForward, test_draws_are_hard_and_reproducible),
         (SelfWeighted, test_constants_get_no_gradient),
         (lambda **kwargs: IMLE(**{**kwargs, "k": 2}), partial(test_sizes, k=torch.tensor([5, 1]))),
     ],
-    ids=["soft_forward", "self_weighted", "other_size"],
 )
 def test_wrong_members_are_rejected(make, check):
     with pytest.raises(AssertionError):
@@ -183,7 +183,7 @@ def test_perturbed_topk_by_its_definition():
     )
 
 
-@pytest.mark.parametrize("face", ["map", "distribution"])
+@for_each("face", ["map", "distribution"])
 def test_perturbed_topk_is_unbiased_where_the_mean_is_known(face):
     """Of two units with normal noise one wins with probability Phi(difference / (sigma sqrt 2))."""
     logits, scale = torch.tensor([0.3, -0.4], dtype=torch.float64), 0.8
@@ -215,7 +215,7 @@ def test_perturbed_topk_is_a_relaxation():
     assert torch.autograd.grad((design.mean @ WEIGHTS).sum(), logits)[0].abs().sum() > 0
 
 
-@pytest.mark.parametrize("step", [0.5, torch.tensor([0.5, 3.0], dtype=torch.float64)])
+@for_each("step", [0.5, torch.tensor([0.5, 3.0], dtype=torch.float64)])
 def test_imle_by_its_definition(step):
     logits, cotangent = LOGITS.clone().requires_grad_(), torch.randn(40, 2, 5, dtype=torch.float64)
     scores = LOGITS + torch.randn(40, 2, 5, dtype=torch.float64)
@@ -236,7 +236,7 @@ def test_imle_is_a_finite_difference_in_expectation():
     check_mean(gradient, (before - after) / 0.6 * torch.tensor([1.0, -1.0]))
 
 
-@pytest.mark.parametrize("k", [2, 3])
+@for_each("k", [2, 3])
 def test_sum_of_gamma_noise_adds_up_to_gumbel_noise(k):
     design = IMLE(logits=torch.zeros(k + 1, dtype=torch.float64), k=k, noise="sum_of_gamma").design
     total = sum_of_gamma_noise(design, torch.Size((40_000, k + 1)))[:, :k].sum(-1)
@@ -289,7 +289,7 @@ def test_enters_custom_loops():
     assert surrogate.shape == (2,) and torch.autograd.grad(surrogate.sum(), logits)[0].abs().sum() > 0
 
 
-@pytest.mark.parametrize("make", [PerturbedTopK, partial(IMLE, step=5.0)], ids=["perturbed_topk", "imle"])
+@for_each("make", [PerturbedTopK, partial(IMLE, step=5.0)])
 def test_transforms_of_functions(make):
     """A vmap hides that logits require a gradient, and a dual tensor does not say so."""
 

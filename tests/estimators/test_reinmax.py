@@ -24,6 +24,7 @@ from khot import (
 )
 from khot.relaxations import Link, capped_simplex_map
 from tests import gof
+from tests.loops import for_each
 from tests.maps import RELAXATIONS, Cauchy
 
 LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1, -0.3], dtype=torch.float64)
@@ -58,8 +59,8 @@ def gradient_of_expectation(draws: Tensor, f, support: Tensor, pmf: Tensor, logi
     return torch.autograd.grad((pmf.detach() * f(draws)).sum(), logits, retain_graph=True)[0]
 
 
-@pytest.mark.parametrize(
-    ("make", "relaxation"),
+@for_each(
+    "make, relaxation",
     [
         (lambda logits: Pivotal(logits=logits, k=1, temperature=0.7), None),
         (lambda logits: Pivotal(probs=sigmoid_topk(logits, 1, 0.7)), sigmoid_topk),
@@ -95,7 +96,7 @@ def liu_et_al(logits: Tensor, value: Tensor, temperature: float) -> Tensor:
     return pi_2 - pi_2.detach() + value
 
 
-@pytest.mark.parametrize("temperature", [1.0, 1.7])
+@for_each("temperature", [1.0, 1.7])
 def test_is_the_algorithm_of_liu_et_al_on_softmax(temperature):
     logits = torch.stack((LOGITS, 2 * LOGITS.flip(0))).requires_grad_()
     design = Pivotal(logits=logits, k=1, relaxation=softmax)
@@ -127,7 +128,7 @@ def relaxed_jacobian_at(probs: Tensor, relaxation, softness: float) -> Tensor:
     raise AssertionError("no convergence")
 
 
-@pytest.mark.parametrize("case", [*WITH_SLOPE, None], ids=lambda case: case.name if case else "conditional_poisson")
+@for_each("case", [*WITH_SLOPE, None])
 def test_expected_gradient_of_a_cubic_function(case, temperature=1.6):
     """By enumeration: sum of p(x) [2 J(pi_1) - J(pi_0) / 2] f'(x), with Jacobians from elsewhere."""
     logits = LOGITS[:4].clone().requires_grad_()
@@ -193,7 +194,7 @@ def test_given_probabilities_are_traced_back_through_the_relaxation():
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("relaxation", [sigmoid_topk, lapsum_topk, partial(capped_simplex_map, link=Cauchy())])
+@for_each("relaxation", [sigmoid_topk, lapsum_topk, partial(capped_simplex_map, link=Cauchy())])
 def test_units_of_probability_zero_and_one_get_no_gradient(relaxation):
     probs = torch.tensor([0.0, 0.5, 1.0, 0.25, 0.25], requires_grad=True)
     x = ReinMax(Pivotal(probs=probs), 1.5, relaxation=relaxation).rsample((50,))

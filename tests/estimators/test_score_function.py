@@ -9,6 +9,7 @@ from pyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO
 from khot import ConditionalPoisson, MovingAverage, score_function
 from khot.estimators._score_function import _baseline_values, _surrogate
 from tests.estimators.enumeration import LOGITS, SCORED, WEIGHT, assert_same, derivatives, exact, leaves, loss, tuples
+from tests.loops import for_each
 
 
 def remembered(value):
@@ -37,13 +38,13 @@ def check_unbiased(make, surrogate, num_samples=2):
     assert_same(derivatives(expected, (logits, weight)), derivatives(truth, (logits, weight)))
 
 
-@pytest.mark.parametrize("baseline", BASELINES.values(), ids=BASELINES)
-@pytest.mark.parametrize("make", SCORED.values(), ids=SCORED)
+@for_each("baseline", BASELINES.values())
+@for_each("make", SCORED.values())
 def test_unbiased(make, baseline):
     check_unbiased(make, lambda *draws: _surrogate(*draws, baseline))
 
 
-@pytest.mark.parametrize("baseline", ["none", "moving_average"])
+@for_each("baseline", ["none", "moving_average"])
 def test_unbiased_with_other_numbers_of_draws(baseline):
     for num_samples in (1, 3):
         check_unbiased(SCORED["conditional_poisson"], lambda *draws: _surrogate(*draws, baseline), num_samples)

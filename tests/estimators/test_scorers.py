@@ -20,8 +20,8 @@ from tests.loops import for_each
 from tests.registry import DESIGNS, ESTIMATORS, PERTURBED
 
 LOGITS = normal(2, 5)
-every_wrapper = pytest.mark.parametrize("case", ESTIMATORS, ids=lambda case: case.name)
-every_design = pytest.mark.parametrize("design_case", DESIGNS, ids=lambda case: case.name)
+every_wrapper = for_each("case", ESTIMATORS)
+every_design = for_each("design_case", DESIGNS)
 
 
 class Unknown(Pivotal):
@@ -69,8 +69,8 @@ def test_a_small_difference_is_found(design_case):
         StraightThrough(design, log_prob=ConditionalPoisson(probs=off))
 
 
-@pytest.mark.parametrize("n", [5, 1000, 100_000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@for_each("n", [5, 1000, 100_000])
+@for_each("dtype", [torch.float32, torch.float64])
 def test_what_counts_as_rounding_falls_with_the_length_of_the_row(n, dtype):
     probs = sigmoid_topk(normal(n, dtype=dtype), 1)
     swapped = probs.flip(-1)
@@ -92,7 +92,7 @@ def test_other_sizes_are_refused(case):
         StraightThrough(phantom, log_prob=ConditionalPoisson(logits=LOGITS, k=phantom.k))
 
 
-@pytest.mark.parametrize("case", PERTURBED, ids=lambda case: case.name)
+@for_each("case", PERTURBED)
 def test_of_perturbed_scores_only_the_size_is_known(case):
     case.make(logits=LOGITS, k=2, log_prob=ConditionalPoisson(logits=2 * LOGITS, k=2))
     with pytest.raises(ValueError, match="`log_prob` must have the k of `design`"):

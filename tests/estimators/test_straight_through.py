@@ -8,6 +8,7 @@ import torch
 from torch.distributions import OneHotCategoricalStraightThrough, kl_divergence
 
 from khot import ConditionalPoisson, Pivotal, StraightThrough
+from tests.loops import for_each
 
 
 def softmax(x, k, temperature):
@@ -30,7 +31,7 @@ def test_is_simple_on_conditional_poisson():
     torch.testing.assert_close(gradient, covariance @ cotangent)
 
 
-@pytest.mark.parametrize("design_class", [ConditionalPoisson, partial(Pivotal, relaxation=softmax)])
+@for_each("design_class", [ConditionalPoisson, partial(Pivotal, relaxation=softmax)])
 def test_is_categorical_straight_through_for_one_unit(design_class):
     logits, cotangent = LOGITS.clone().requires_grad_(), torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
     gradients = [
@@ -43,7 +44,7 @@ def test_is_categorical_straight_through_for_one_unit(design_class):
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("make", [ConditionalPoisson, Pivotal])
+@for_each("make", [ConditionalPoisson, Pivotal])
 def test_is_first_order(make):
     """f at the draws, E[f'(x)]ᵀJ: exact for linear f, off by the curvature otherwise. All subsets, no sampling."""
     design = make(logits=LOGITS, k=2)

@@ -22,6 +22,7 @@ from tests.estimators.enumeration import (
     loss,
     possible,
 )
+from tests.loops import for_each
 
 tensor = partial(torch.tensor, dtype=torch.float64)
 
@@ -58,9 +59,9 @@ def check_unbiased(make, num_samples, surrogate):
     assert_same(derivatives(expected, (logits, weight)), derivatives(truth, (logits, weight)))
 
 
-@pytest.mark.parametrize("baseline", ["built_in", "none"])
-@pytest.mark.parametrize("num_samples", [1, 2, 3])
-@pytest.mark.parametrize("make", SCORED.values(), ids=SCORED)
+@for_each("baseline", ["built_in", "none"])
+@for_each("num_samples", [1, 2, 3])
+@for_each("make", SCORED.values())
 def test_unbiased(make, num_samples, baseline):
     check_unbiased(make, num_samples, lambda *draws: _surrogate(*draws, baseline))
 
@@ -72,7 +73,7 @@ def test_weights_of_independent_draws_are_found_out():
         )
 
 
-@pytest.mark.parametrize("make", SCORED.values(), ids=SCORED)
+@for_each("make", SCORED.values())
 def test_is_exact_with_the_whole_support(make):
     logits, weight = leaves()
     design, f = make(logits), loss(weight)
@@ -98,9 +99,9 @@ def test_is_the_score_function_for_one_draw():
         )
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 7])
-@pytest.mark.parametrize("spread", [0.1, 3.0, 20.0])
-@pytest.mark.parametrize("rest", [1e-9, 1.0, 1e9])
+@for_each("size", [1, 2, 4, 7])
+@for_each("spread", [0.1, 3.0, 20.0])
+@for_each("rest", [1e-9, 1.0, 1e9])
 def test_set_probabilities(size, spread, rest):
     """Against the subset recursion g(C) = Σ_x w_x g(C without x) / (rest + Σ w), which has positive terms only."""
     weight = (spread * torch.linspace(-1, 1, size, dtype=torch.float64).sin()).exp().tolist()

@@ -52,7 +52,7 @@ def test_chain_is_reversible(k, n, length, slope_of, share):
     assert flow.sum() > 0
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@for_each("share", [0.0, 0.3, 1.0])
 def test_draws_follow_the_probabilities(share):
     """Chi-square of the paths of one state, level 1e-6."""
     torch.manual_seed(0)
@@ -74,7 +74,7 @@ def test_probabilities_of_weights_that_are_far_apart():
     torch.testing.assert_close(found, torch.tensor([0.0, -100]).double(), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("at_one", "mean"), [(0.2, 1.0), (0.9, 5.27), (0.999, 20.0)])
+@for_each("at_one, mean", [(0.2, 1.0), (0.9, 5.27), (0.999, 20.0)])
 def test_lengths_approach_the_best_rate_of_acceptance(at_one, mean):
     """If a swap more multiplies the rate by the same factor."""
     length = PathLength(20)

@@ -99,8 +99,8 @@ def test_a_linear_law_accepts_by_the_normalisers_alone():
         assert ratio == pytest.approx(float((z[number] / z[new]).log()), abs=1e-12)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("sizes", [(1, 2), ((1, 2), (0, 3))], ids=str)
+@for_each("share", [0.0, 0.3, 1.0])
+@for_each("sizes", [(1, 2), ((1, 2), (0, 3))])
 def test_draws_follow_the_probabilities(sizes, share):
     """Chi-square of the swaps of one block with two rows, level 1e-6."""
     torch.manual_seed(0)

@@ -5,13 +5,14 @@ import torch
 
 from khot import ConditionalPoisson, capped_softmax, sparse_topk
 from tests.inputs import normal
+from tests.loops import for_each
 
 float64 = torch.float64
 EPS = torch.finfo(float64).eps
 
 
-@pytest.mark.parametrize("scale", [1.0, 100.0])
-@pytest.mark.parametrize("temperature", [0.3, 2.0])
+@for_each("scale", [1.0, 100.0])
+@for_each("temperature", [0.3, 2.0])
 def test_is_softmax_for_k_1(scale, temperature):
     x, weight = normal(3, 20, scale=scale).requires_grad_(), normal(3, 20, seed=1)
     y, expected = capped_softmax(x, 1, temperature), torch.softmax(x / temperature, -1)
@@ -41,13 +42,13 @@ def test_is_proportional_to_size_beside_take_all_units(k, spread):
     torch.testing.assert_close(probs, take_all(size, k), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("spread", [1.0, 4.0])
+@for_each("spread", [1.0, 4.0])
 def test_are_probabilities_of_a_design(spread):
     probs = capped_softmax(normal(50, scale=spread), 7)
     assert ConditionalPoisson(probs=probs, k=7).sample().sum() == 7
 
 
-@pytest.mark.parametrize("temperature", [0.3, 2.0])
+@for_each("temperature", [0.3, 2.0])
 def test_maximises_the_regularised_score(temperature):
     """No step towards another feasible point improves <x, y> - temperature sum y log y."""
     x = normal(8)

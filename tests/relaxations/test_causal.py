@@ -5,6 +5,7 @@ import torch
 
 import khot
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.maps import RELAXATIONS
 
 N, K = 6, 3
@@ -15,7 +16,7 @@ def causal_scores():
     return normal(2, N, N).masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf)
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: getattr(mask, "__name__", "partial"))
+@for_each("mask", MASKS)
 def test_the_error_names_the_recipe_and_the_recipe_works(mask):
     x = causal_scores().requires_grad_()
     with pytest.raises(ValueError, match=r"causal attention is k=torch.arange\(1, n \+ 1\).clamp\(max=3\)"):

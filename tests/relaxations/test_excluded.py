@@ -14,6 +14,7 @@ from khot import (
     sorted_transport_topk,
 )
 from tests.inputs import normal
+from tests.loops import for_each
 
 KEPT = [[0, 1, 2, 3, 4, 5, 6], [0, 2, 3, 6], [5]]  # units of each row that are not excluded
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-6, torch.float16: 2e-3}
@@ -26,7 +27,7 @@ TO_PARTS = {
     "permutahedron_sort": lambda x: permutahedron_sort(x, 0.7),
     "transport": lambda x: sorted_transport_topk(x, 2, 0.7),
 }
-every_map = pytest.mark.parametrize("order_map", TO_PARTS.values(), ids=TO_PARTS)
+every_map = for_each("order_map", TO_PARTS.values())
 
 
 def rows_with_excluded(dtype, spread=1.0):
@@ -41,9 +42,9 @@ def close(found, expected, dtype):
     torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("spread", [1.0, 1e3, 1e-4])
-@pytest.mark.parametrize("descending", [False, True])
+@for_each("dtype", TOLERANCE)
+@for_each("spread", [1.0, 1e3, 1e-4])
+@for_each("descending", [False, True])
 def test_soft_maps_by_definition(dtype, spread, descending):
     x, kept = rows_with_excluded(dtype, spread)
     for scale in (0.01, 0.7, 50.0):
@@ -60,8 +61,8 @@ def test_soft_maps_by_definition(dtype, spread, descending):
             assert (matrix[own][:, lowest] == 0).all() and (matrix[~own][:, place] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("strength", [0.01, 0.7, 50.0])
+@for_each("dtype", TOLERANCE)
+@for_each("strength", [0.01, 0.7, 50.0])
 def test_permutahedron_maps_by_definition(dtype, strength):
     x, kept = rows_with_excluded(dtype)
     w = normal(7, seed=1).sort().values
@@ -80,8 +81,8 @@ def test_permutahedron_maps_by_definition(dtype, strength):
         close(y[~own], w[:m].mean().expand(m).to(dtype), dtype)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("epsilon", [0.01, 0.7, 50.0])
+@for_each("dtype", TOLERANCE)
+@for_each("epsilon", [0.01, 0.7, 50.0])
 def test_sorted_transport_by_definition(dtype, epsilon):
     x, kept = rows_with_excluded(dtype)
     for k, rows in ((1, 3), (4, 2)):  # up to all that are left

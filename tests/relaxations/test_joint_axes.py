@@ -36,7 +36,7 @@ def flattened(x, dim):
 
 
 @for_each("dim", DIMS)
-@pytest.mark.parametrize("name", EVERY)
+@for_each("name", EVERY)
 def test_is_the_mask_of_the_flattened_axes(name, dim):
     x, weight = X.clone().requires_grad_(), normal(*X.shape, seed=1)
     y = EVERY[name](x, 2, 0.7, dim=dim)
@@ -49,7 +49,7 @@ def test_is_the_mask_of_the_flattened_axes(name, dim):
         torch.testing.assert_close(grad, wanted)
 
 
-@pytest.mark.parametrize("name", ONE_BY_ONE)
+@for_each("name", ONE_BY_ONE)
 def test_sum_and_softness_broadcast_with_the_other_axes(name):
     k, softness = torch.tensor([1, 2, 3]), torch.tensor([0.5, 1.0, 2.0], dtype=X.dtype)
     y = EVERY[name](X, k, softness, dim=(0, 2, 3))
@@ -58,7 +58,7 @@ def test_sum_and_softness_broadcast_with_the_other_axes(name):
         torch.testing.assert_close(y[:, j].reshape(-1), row)
 
 
-@pytest.mark.parametrize("name", ONE_BY_ONE)
+@for_each("name", ONE_BY_ONE)
 def test_empty_batch_and_vmap(name):
     assert EVERY[name](normal(0, 2, 3), 2, 0.7, dim=(1, 2)).shape == (0, 2, 3)
     assert EVERY[name](normal(3, 0, 2), 0, 0.7, dim=(1, 2)).shape == (3, 0, 2)
@@ -76,7 +76,7 @@ def test_compiled_and_exported():
     torch.testing.assert_close(torch.export.export(Mask(), (X,)).module()(X), expected)
 
 
-@pytest.mark.parametrize("dim", [(-1,), (2, 3), (3, 2), (0, 1), (1, 2, 3), (0, 1, 2, 3)], ids=str)
+@for_each("dim", [(-1,), (2, 3), (3, 2), (0, 1), (1, 2, 3), (0, 1, 2, 3)])
 def test_adjacent_axes_are_a_view(dim):
     x = torch.zeros(2, 3, 4, 5)
     rows = as_rows(x, dim)
@@ -86,8 +86,8 @@ def test_adjacent_axes_are_a_view(dim):
     assert (x == 1).all() and back.data_ptr() == x.data_ptr() and back.stride() == x.stride()
 
 
-@pytest.mark.parametrize(
-    ("dim", "error", "message"),
+@for_each(
+    "dim, error, message",
     [
         ((), ValueError, "one or more axes"),
         ((0, 4), ValueError, r"one or more axes in \[-4, 3\], each once"),
@@ -96,7 +96,6 @@ def test_adjacent_axes_are_a_view(dim):
         ((0.0,), TypeError, "an int or a tuple of ints"),
         ([0, 1], TypeError, "an int or a tuple of ints"),
     ],
-    ids=str,
 )
 def test_errors(dim, error, message):
     for name in ("sigmoid_topk", "topk_mask", "sparse_topk_signed_two"):

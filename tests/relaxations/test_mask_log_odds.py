@@ -19,6 +19,7 @@ from khot import (
 )
 from khot.relaxations.mask_log_odds import mask_log_odds
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.maps import Cauchy
 
 INF = float("inf")
@@ -37,14 +38,14 @@ def arguments():
     return x, k, softness
 
 
-@pytest.mark.parametrize("relaxation", SMOOTH.values(), ids=SMOOTH)
+@for_each("relaxation", SMOOTH.values())
 def test_are_those_of_the_mask(relaxation):
     x, k, softness = arguments()
     torch.testing.assert_close(mask_log_odds(relaxation, x, k, softness), relaxation(x, k, softness).logit())
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of the normal link's logarithms in a vmap
-@pytest.mark.parametrize("relaxation", SMOOTH.values(), ids=SMOOTH)
+@for_each("relaxation", SMOOTH.values())
 def test_derivatives_of_all_arguments(relaxation):
     function = functools.partial(mask_log_odds, relaxation)
     inputs = [value.clone().requires_grad_() for value in arguments()]
@@ -72,12 +73,12 @@ def test_certain_units():
     assert (gradient[1:] == 0).all()
 
 
-@pytest.mark.parametrize("relaxation", [sparse_topk, lambda x, k, softness: x])
+@for_each("relaxation", [sparse_topk, lambda x, k, softness: x])
 def test_of_other_maps_are_not_known(relaxation):
     assert mask_log_odds(relaxation, normal(4), 2, 1.0) is None
 
 
-@pytest.mark.parametrize("adjust", ["analytic", "exact", None])
+@for_each("adjust", ["analytic", "exact", None])
 def test_pareto_sampling_takes_scores_that_float32_masks_lose(adjust):
     """Probabilities beyond 1 - 6e-8 round to 1 in float32, but the design is the same as from float64 scores."""
     x = 25 * normal(4, 12, seed=2)

@@ -6,6 +6,7 @@ import torch
 from khot import lapsum_topk, normal_topk, sigmoid_topk
 from khot.kernels.links.normal import NORMAL
 from khot.kernels.threshold import solve_threshold
+from tests.loops import for_each
 
 
 def test_invertible_up_to_a_shift():
@@ -14,7 +15,7 @@ def test_invertible_up_to_a_shift():
     torch.testing.assert_close(shift, shift[:, :1].expand_as(shift), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("distance", [3.0, 30.0, 300.0, 3e5])
+@for_each("distance", [3.0, 30.0, 300.0, 3e5])
 def test_threshold_balances_tails_that_underflow(distance):
     """Two entries meet half way; two against one, the logarithm of 2 divided by the distance further."""
     x = torch.tensor([[-distance, 0.0], [-distance, 0.0]], dtype=torch.float64)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from khot import capped_softmax, sparse_topk
+from tests.loops import for_each
 from tests.maps import RELAXATIONS
 
 DTYPES = [torch.float32, torch.float64]
@@ -13,12 +14,12 @@ def tensor(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-each_map = pytest.mark.parametrize("case", RELAXATIONS, ids=lambda case: case.name)
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+each_map = for_each("case", RELAXATIONS)
+each_dtype = for_each("dtype", DTYPES)
 
 
 @each_map
-@pytest.mark.parametrize(("x", "softness"), [([1e17, 1e17], 1.0), ([1e6, 1e6], 1e-10), ([-3e200, -3e200], 1e-5)])
+@for_each("x, softness", [([1e17, 1e17], 1.0), ([1e6, 1e6], 1e-10), ([-3e200, -3e200], 1e-5)])
 def test_ties_far_from_zero_share_the_sum(case, x, softness):
     y = case.map(tensor(x), 0.5, softness)
     torch.testing.assert_close(y, tensor([0.25, 0.25]), rtol=1e-13, atol=0)
@@ -32,7 +33,7 @@ def test_limits_of_k_far_from_zero(case, dtype):
 
 
 @each_map
-@pytest.mark.parametrize("far", [-1e17, -1e30, torch.finfo(torch.float64).min])
+@for_each("far", [-1e17, -1e30, torch.finfo(torch.float64).min])
 def test_an_outlier_is_as_good_as_masked(case, far):
     """Up to what a tail as heavy as Cauchy's gives to it."""
     near = tensor([0.0, 3.0, 1.0])
@@ -61,7 +62,7 @@ def test_scores_and_softness_next_to_the_largest_number(case, dtype):
 
 
 @each_map
-@pytest.mark.parametrize("offset", [1e4, 1e8, 1e16, 1e25])
+@for_each("offset", [1e4, 1e8, 1e16, 1e25])
 def test_an_offset_costs_no_digit(case, offset):
     """Of rows whose shifted scores are exact."""
     x = offset * torch.tensor([1.0, 1.25, 1.5, 0.75, 1.25], dtype=torch.float64)
@@ -79,8 +80,8 @@ def test_the_last_item_gets_the_rest():
     torch.testing.assert_close(capped_softmax(tensor([1e17, 1e17]), 1), tensor([0.5, 0.5]))
 
 
-@pytest.mark.parametrize("case", [case for case in RELAXATIONS if case.compact], ids=lambda case: case.name)
-@pytest.mark.parametrize("softness", [1e-6, 1e-7, 1e-8, 1e-12])
+@for_each("case", [case for case in RELAXATIONS if case.compact])
+@for_each("softness", [1e-6, 1e-7, 1e-8, 1e-12])
 def test_small_softness_and_real_sums(case, softness):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1000, 6, generator=generator, dtype=torch.float64)
@@ -100,7 +101,7 @@ BAD = {
 
 
 @each_map
-@pytest.mark.parametrize("dtype", BAD, ids=str)
+@for_each("dtype", BAD)
 def test_softness_outside_the_computing_dtype(case, dtype):
     x = torch.zeros(3, dtype=dtype)
     for bad in BAD[dtype]:

@@ -76,7 +76,7 @@ def test_definitions():
     torch.testing.assert_close(count_below(soft_sort(x, scale)), (places - 0.5).expand(4, 30), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("descending", [False, True])
+@for_each("descending", [False, True])
 def test_hard_limit(descending):
     x = normal(3, 9)
     ordered = x.sort(-1, descending=descending)
@@ -93,7 +93,7 @@ def test_flat_limit():
     torch.testing.assert_close(soft_permutation(x, 1e9), torch.full((3, 9, 9), 1 / 9).double(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("scale", [1e-3, 0.3, 10.0])
+@for_each("scale", [1e-3, 0.3, 10.0])
 def test_permutation_is_doubly_stochastic(scale):
     x = normal(3, 40)
     matrix = soft_permutation(x, scale)
@@ -107,7 +107,7 @@ def test_permutation_is_doubly_stochastic(scale):
     torch.testing.assert_close(rank_sum, torch.full((3,), 820.0).double(), rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("scale", [1e-5, 1e-2, 0.3, 1e4])  # beyond the digits of float32, underflow, products, flat
+@for_each("scale", [1e-5, 1e-2, 0.3, 1e4])  # beyond the digits of float32, underflow, products, flat
 def test_permutation_in_float32(scale):
     x = normal(2, 60, dtype=torch.float32).requires_grad_()
     matrix, exact = soft_permutation(x, scale), soft_permutation(x.double(), scale)

@@ -1,16 +1,16 @@
 """The order maps of rows with entries far apart: an outlier costs nothing, whatever it is."""
 
 import numpy as np
-import pytest
 import torch
 
 from khot import soft_permutation, soft_rank, soft_sort
 from tests import order_reference
 from tests.inputs import normal
+from tests.loops import for_each
 
 MAPS = [soft_rank, soft_sort, soft_permutation]
-every_map = pytest.mark.parametrize("order_map", MAPS, ids=lambda order_map: order_map.__name__)
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+every_map = for_each("order_map", MAPS)
+every_dtype = for_each("dtype", [torch.float32, torch.float64])
 SINGLE, DOUBLE = torch.finfo(torch.float32), torch.finfo(torch.float64)
 
 
@@ -52,7 +52,7 @@ OUTLIERS = {
 
 @every_map
 @every_dtype
-@pytest.mark.parametrize("name", OUTLIERS)
+@for_each("name", OUTLIERS)
 def test_outliers(order_map, dtype, name):
     row = torch.tensor([0.0, 3.0, 1.0, 1.25, *OUTLIERS[name](dtype)], dtype=dtype)
     for scale in (0.1, 2.0):
@@ -85,7 +85,7 @@ def test_known_ranks(order_map):
 
 @every_map
 @every_dtype
-@pytest.mark.parametrize("ratio", [1e3, 1e8, 1e17, 1e30])
+@for_each("ratio", [1e3, 1e8, 1e17, 1e30])
 def test_ratios_to_the_scale(order_map, dtype, ratio):
     """Ties and near ties stay accurate, however many scales away the other items are."""
     base = torch.tensor([0.5, -1.5, 0.5, 2.0, -0.75, 0.5, 2.0], dtype=dtype)
@@ -97,8 +97,8 @@ def test_ratios_to_the_scale(order_map, dtype, ratio):
 
 
 @every_map
-@pytest.mark.parametrize(
-    ("x", "scale"),
+@for_each(
+    "x, scale",
     [
         ([1.7e308, -1.7e308, 1e308, 0.0], 1.0),
         ([1.7e308, -1.7e308, 1e308, 0.0], 1e308),

@@ -1,6 +1,5 @@
 """Masks keep the order of neighbouring scores, down to the last bit of float32."""
 
-import pytest
 import torch
 
 from khot import capped_simplex_map
@@ -10,6 +9,7 @@ from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.links.normal import NORMAL
 from tests.inputs import normal
+from tests.loops import for_each
 
 LINKS = {
     "logistic": LOGISTIC,
@@ -20,7 +20,7 @@ LINKS = {
 }
 
 
-@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
+@for_each("link", LINKS.values())
 def test_neighbours_keep_their_order(link):
     x = normal(20_000, dtype=torch.float32).mul_(3)
     x = torch.cat((x, x.nextafter(torch.tensor(torch.inf)))).sort().values

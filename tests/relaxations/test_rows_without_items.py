@@ -1,16 +1,16 @@
 """Rows without items, as of a batch of no tokens among which experts choose."""
 
-import pytest
 import torch
 
 from khot import topk_threshold
 from khot.nn import BatchTopK, ExpertChoice
+from tests.loops import for_each
 from tests.maps import ODD_MAPS, RELAXATIONS
 
 MAPS = {case.name: case.map for case in [*RELAXATIONS, *ODD_MAPS]}
 
 
-@pytest.mark.parametrize("name", MAPS)
+@for_each("name", MAPS)
 def test_derivatives_in_both_modes(name):
     x = torch.zeros(3, 0, requires_grad=True)
     for softness in (1.0, torch.ones(3)):
@@ -26,9 +26,7 @@ def test_threshold():
     assert grad.shape == (3, 0)
 
 
-@pytest.mark.parametrize(
-    "module", [ExpertChoice(2, softness=0.1), BatchTopK(2, softness=0.1)], ids=lambda m: type(m).__name__
-)
+@for_each("module", [ExpertChoice(2, softness=0.1), BatchTopK(2, softness=0.1)])
 def test_modules(module):
     x = torch.zeros(0, 4, requires_grad=True)
     module(x).sum().backward()

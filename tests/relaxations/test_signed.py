@@ -32,8 +32,8 @@ def test_oracle(case, dtype):
         assert ((grad.double() - reference).abs() <= (1e-4 if single else 1e-10) * (1 + reference.abs())).all(), name
 
 
-@pytest.mark.parametrize("p", [2.0, 4 / 3, 1.73])
-@pytest.mark.parametrize("strength", [0.3, 6.0])  # the constraint binds, and does not
+@for_each("p", [2.0, 4 / 3, 1.73])
+@for_each("strength", [0.3, 6.0])  # the constraint binds, and does not
 def test_maximises_the_regularised_score(p, strength):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, generator=generator, dtype=torch.float64)
@@ -49,7 +49,7 @@ def test_maximises_the_regularised_score(p, strength):
         assert (objective(y + step * (others - y)) <= objective(y) + 1e-14).all()
 
 
-@pytest.mark.parametrize("p", [2.0, 1.5])
+@for_each("p", [2.0, 1.5])
 def test_binding_or_not(p):
     x = torch.tensor([1.0, -2.0, 0.3, -0.1], dtype=torch.float64, requires_grad=True)
     k = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
@@ -63,7 +63,7 @@ def test_binding_or_not(p):
     assert (sparse_topk_signed(x, 0, 0.8, p) == 0).all()
 
 
-@pytest.mark.parametrize("p", [2.0, 4 / 3])
+@for_each("p", [2.0, 4 / 3])
 def test_limits_and_order(p):
     x = torch.randn(5, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert torch.equal(sparse_topk_signed(x, 7, 1e-9, p), x.sign() * topk_mask(x.abs(), 7))

@@ -17,7 +17,7 @@ from tests.oracle import cases, tensor
 SORTED = [case for case in cases("transport_topk") if case["kind"] == "sorted"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@for_each("dtype", [torch.float64, torch.float32])
 @for_each("case", SORTED)
 def test_oracle(case, dtype):
     eps, gradient_tolerance = torch.finfo(dtype).eps, 1e-10 if dtype == torch.float64 else 1e-4
@@ -32,7 +32,7 @@ def test_oracle(case, dtype):
         assert ((grad.double() - reference).abs() <= gradient_tolerance * (1 + reference.abs())).all(), name
 
 
-@pytest.mark.parametrize(("n", "k", "epsilon"), [(5, 2, 1.0), (12, 4, 3.0), (7, 7, 2.0), (30, 1, 0.5)])
+@for_each("n, k, epsilon", [(5, 2, 1.0), (12, 4, 3.0), (7, 7, 2.0), (30, 1, 0.5)])
 def test_equals_converged_sinkhorn(n, k, epsilon):
     """The problem as posed: anchors k, ..., 0, raw squared cost, mass 1/n on every item, in the log domain."""
     x = normal(n, seed=n)
@@ -63,8 +63,8 @@ def inputs(kind, n):
     return x
 
 
-@pytest.mark.parametrize(("n", "k"), [(2, 1), (10, 3), (50, 50), (200, 60), (60, 59), (1000, 10)])
-@pytest.mark.parametrize("kind", ["normal", "heavy", "clumps", "ties", "outliers"])
+@for_each("n, k", [(2, 1), (10, 3), (50, 50), (200, 60), (60, 59), (1000, 10)])
+@for_each("kind", ["normal", "heavy", "clumps", "ties", "outliers"])
 def test_marginals_at_every_epsilon(kind, n, k):
     """Without a warning of no convergence, in few steps, from hard to flat."""
     x, sixteen_steps = inputs(kind, n), {"max_iter": 16}

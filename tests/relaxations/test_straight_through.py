@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from khot import sigmoid_topk, sparse_topk, straight_through_topk, straight_through_value, topk_mask
+from tests.loops import for_each
 
 
-@pytest.mark.parametrize("relaxation", [sigmoid_topk, sparse_topk])
-@pytest.mark.parametrize("dim", [-1, 0])
+@for_each("relaxation", [sigmoid_topk, sparse_topk])
+@for_each("dim", [-1, 0])
 def test_value_and_gradients(relaxation, dim):
     torch.manual_seed(0)
     x = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
@@ -55,8 +56,8 @@ def test_value_has_derivatives_of_every_order_in_both_modes():
     torch.testing.assert_close(torch.func.jacfwd(cubed)(soft), 3 * soft**2)
 
 
-@pytest.mark.parametrize(
-    ("hard", "soft", "error", "message"),
+@for_each(
+    "hard, soft, error, message",
     [
         (1.0, torch.ones(2), TypeError, "`hard` must be a torch.Tensor, but got float"),
         (

@@ -10,6 +10,7 @@ from torch.func import jacrev, vmap
 
 from khot import successive_softmax_topk, topk_mask
 from tests.inputs import normal
+from tests.loops import for_each
 
 INF = float("inf")
 
@@ -53,8 +54,8 @@ def test_derivatives():
     )
 
 
-@pytest.mark.parametrize("k", [0, torch.tensor(0)], ids=["int", "tensor"])
-@pytest.mark.parametrize("shape", [(5,), (2, 5), (0, 5)], ids=str)
+@for_each("k", [0, torch.tensor(0)])
+@for_each("shape", [(5,), (2, 5), (0, 5)])
 def test_a_mask_of_nothing_has_a_gradient_of_zero(k, shape):
     """So that a training in which k varies runs its backward pass; also in the temperature alone."""
     x, temperature = torch.randn(shape), torch.tensor(0.7, requires_grad=True)
@@ -100,8 +101,8 @@ def test_extreme_inputs():
             assert all(grad.isfinite().all() for grad in torch.autograd.grad(y[0, :3].sum(), (x, soft)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("as_tensor", [False, True])
+@for_each("dtype", [torch.float32, torch.float64])
+@for_each("as_tensor", [False, True])
 def test_ratios_to_the_temperature_that_overflow(dtype, as_tensor):
     big = torch.finfo(dtype).max / 4
     rows = [[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0], [1.0, -1.0, 0.0], [-1.0, -0.5, -0.75], [-INF, -1.0, -1.0]]
@@ -137,7 +138,7 @@ def test_tends_to_the_hard_mask_however_wide_the_gaps():
         torch.testing.assert_close(successive_softmax_topk(x, k, 1e-3), topk_mask(x, k))
 
 
-@pytest.mark.parametrize(("dtype", "temperature"), [(torch.float32, 1e-36), (torch.float64, 1e-300)])
+@for_each("dtype, temperature", [(torch.float32, 1e-36), (torch.float64, 1e-300)])
 def test_tends_to_the_hard_mask_however_small_the_temperature(dtype, temperature):
     x = torch.tensor([[0.1, 0.4, 0.3, 0.2], [3.1, 3.4, 3.3, 3.2]], dtype=dtype, requires_grad=True)
     softness = torch.tensor(temperature, dtype=dtype, requires_grad=True)
@@ -159,7 +160,7 @@ def test_one_k_per_row():
             successive_softmax_topk(x, wrong)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.3, 1e-3])
+@for_each("temperature", [1.0, 0.3, 1e-3])
 def test_single_precision_agrees_with_double(temperature):
     """Also where a softmax saturates, in rows beside ordinary ones."""
     spread = torch.tensor([[1e-3], [1.0], [30.0], [0.5], [1e4]]).double()

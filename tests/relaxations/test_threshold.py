@@ -12,9 +12,10 @@ import khot
 from khot import capped_simplex_map, lapsum_topk, normal_topk, sigmoid_topk, sparse_topk, topk_mask, topk_threshold
 from khot.relaxations.linked import link_of, scale_of
 from tests.inputs import normal
+from tests.loops import for_each
 from tests.maps import RELAXATIONS
 
-every_mask = pytest.mark.parametrize("case", RELAXATIONS, ids=lambda case: case.name)
+every_mask = for_each("case", RELAXATIONS)
 INF = torch.inf
 
 
@@ -28,7 +29,7 @@ def test_solves_the_equation(case):
 
 
 @every_mask
-@pytest.mark.parametrize(("dtype", "far"), [(torch.float32, 1e6), (torch.float64, 1e6), (torch.float16, 1e4)])
+@for_each("dtype, far", [(torch.float32, 1e6), (torch.float64, 1e6), (torch.float16, 1e4)])
 def test_makes_the_mask(case, dtype, far):
     x = (normal(4, 9) + torch.tensor([[0.0], [1.0], [-0.3], [1.0]]) * far).to(dtype)
     k, softness = torch.tensor([2.5, 1.0, 4.0, 8.0]), 1.0
@@ -51,7 +52,7 @@ def test_derivatives(case):
         assert gradgradcheck(function, (x, k, softness))
 
 
-@pytest.mark.parametrize("mask", [sparse_topk, partial(sparse_topk, p=1.5)], ids=["p=2", "p=1.5"])
+@for_each("mask", [sparse_topk, partial(sparse_topk, p=1.5)])
 def test_a_free_threshold_has_no_derivatives(mask):
     """Where no entry is strictly between 0 and 1; forwards, backwards and twice."""
     leaves = torch.tensor([0.0, 1.0, 5.0, 9.0]).double(), torch.tensor(2.0).double(), torch.tensor(0.5).double()
@@ -80,7 +81,7 @@ def test_infinite_scores():
     torch.testing.assert_close(torch.sigmoid(x - topk_threshold(x, 2)), y.double(), check_dtype=False)
 
 
-@pytest.mark.parametrize("as_tensor", [False, True])
+@for_each("as_tensor", [False, True])
 def test_middle_of_the_gap(as_tensor):
     x = torch.tensor([[3.0, 0.5, 1.0, -2.0], [0.0, 0.0, 1.0, 1.0]])
     for k, expected in {0: [INF, INF], 1: [2, 1], 2: [0.75, 0.5], 3: [-0.75, 0], 4: [-INF, -INF]}.items():
@@ -104,7 +105,7 @@ def test_gradient_of_the_middle():
         torch.testing.assert_close(grad, torch.tensor(expected))
 
 
-@pytest.mark.parametrize("relaxation", [sigmoid_topk, topk_mask], ids=lambda relaxation: relaxation.__name__)
+@for_each("relaxation", [sigmoid_topk, topk_mask])
 def test_shapes(relaxation):
     x = normal(2, 3, 4)
     function = partial(topk_threshold, relaxation=relaxation)
@@ -115,7 +116,7 @@ def test_shapes(relaxation):
     torch.testing.assert_close(torch.vmap(lambda row: function(row, 2))(x), function(x, 2))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "relaxation",
     [
         khot.successive_softmax_topk,
@@ -142,7 +143,7 @@ def test_errors():
         topk_threshold(normal(3), 1, relaxation=partial(sparse_topk, p=3.0))
 
 
-@pytest.mark.parametrize("others", [(lapsum_topk, normal_topk), (topk_mask, sigmoid_topk)], ids=["links", "hard"])
+@for_each("others", [(lapsum_topk, normal_topk), (topk_mask, sigmoid_topk)])
 def test_a_graph_is_made_for_each_relaxation(others):
     x, now = normal(3, 7), {"relaxation": sigmoid_topk}
     compiled = torch.compile(lambda x: topk_threshold(x, 3, relaxation=now["relaxation"]), backend="eager")
@@ -151,7 +152,7 @@ def test_a_graph_is_made_for_each_relaxation(others):
         torch.testing.assert_close(compiled(x), topk_threshold(x, 3, relaxation=relaxation))
 
 
-@pytest.mark.parametrize("relaxation", [khot.sigmoid_topk, khot.lapsum_topk, khot.normal_topk])
+@for_each("relaxation", [khot.sigmoid_topk, khot.lapsum_topk, khot.normal_topk])
 def test_rows_beside_one_with_a_wide_gap(relaxation):
     """How t depends on the softness does not depend on the other rows: here t is at two equal scores."""
     tied, gap = [2.0, 2.0, 1.0, 0.0], [9.0, 0.0, -1.0, -2.0]

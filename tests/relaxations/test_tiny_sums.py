@@ -1,6 +1,5 @@
 """Float32 masks with a tiny k sum to it, though far out in a tail z is a rounded number that F magnifies."""
 
-import pytest
 import torch
 
 from khot import capped_simplex_map
@@ -22,7 +21,7 @@ LINKS = {
 }
 
 
-@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
+@for_each("link", LINKS.values())
 @for_each("scale", [0.0, 1.0, 30.0])
 def test_sums_and_values(link, scale):
     x = normal(64, 50, dtype=torch.float32, scale=scale) + 3.3

@@ -55,7 +55,7 @@ def sinkhorn(x, k, epsilon, iterations):
     return (scores + f[:, None] + g).exp()
 
 
-@pytest.mark.parametrize(("n", "k", "epsilon"), [(5, 2, 1.0), (12, 3.7, 0.5), (40, 39.5, 2.0), (8, 0.2, 5.0)])
+@for_each("n, k, epsilon", [(5, 2, 1.0), (12, 3.7, 0.5), (40, 39.5, 2.0), (8, 0.2, 5.0)])
 def test_equals_converged_sinkhorn(n, k, epsilon):
     x = torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
     plan = sinkhorn(x, k, epsilon, 5000)
@@ -63,8 +63,8 @@ def test_equals_converged_sinkhorn(n, k, epsilon):
     torch.testing.assert_close(transport_topk(x, k, epsilon), sigmoid_topk(x, k, epsilon / 2), rtol=1e-13, atol=1e-15)
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 0.03, 0.3, 1.0, 5.0])
-@pytest.mark.parametrize(("n", "k"), [(2, 1), (6, 2), (50, 25), (300, 7)])
+@for_each("epsilon", [1e-3, 0.03, 0.3, 1.0, 5.0])
+@for_each("n, k", [(2, 1), (6, 2), (50, 25), (300, 7)])
 def test_error_bound_of_the_paper(n, k, epsilon):
     """Theorem 2: the plan is within eps (ln n + ln 2) / (n gap) of the hard one in Frobenius norm."""
     x = torch.randn(200, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
