@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -43,12 +42,6 @@ class AnyMap:
     def call(self) -> Callable[[Tensor, float | Tensor], Tensor]:
         function, form = self.public, self.form
         return lambda x, softness: form(function, x, softness)
-
-
-def quick_first(cases: dict[str, Any]) -> list[Any]:
-    """The values of a dictionary for ``parametrize``; the quick tests take only the first."""
-    marks = [[], *([pytest.mark.slow] for _ in cases)]
-    return [pytest.param(case, id=name, marks=mark) for (name, case), mark in zip(cases.items(), marks, strict=False)]
 
 
 def weights(x: Tensor) -> Tensor:
