@@ -99,7 +99,7 @@ def test_balance():
 
 def test_balance_moves_no_probability_out_of_its_range():
     """Where the sum misses k by more than the probabilities can be moved."""
-    for values, k, share in (([1.0, 1.0, 0.4, 0.001], 2, -1.0), ([0.0, 0.6, 0.999], 2, 1.0)):
+    for values, k, share in (([1.0, 1.0, 0.4, 0.001], 2, -1.0), ([0.1, 0.6, 0.999], 3, 1.0)):
         probs = tensor(values).requires_grad_()
         balanced = balance(probs, torch.tensor(k))
         assert ((balanced >= 0) & (balanced <= 1)).all() and missing_share(probs, torch.tensor(k)).item() == share

@@ -140,7 +140,7 @@ CELLS = [
 ]
 
 
-@for_each("case, design_case, check", CELLS)
+@pytest.mark.parametrize(("case", "design_case", "check"), CELLS)
 def test_contract(case, design_case, check):
     check(case, design_case)
 
