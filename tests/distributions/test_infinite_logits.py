@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from torch.distributions import kl_divergence
 
@@ -34,6 +35,7 @@ def numbers(case, logits, k, certain=()):
     return found
 
 
+@pytest.mark.usefixtures("cpu_backend")  # the integrals of order sampling leave these units out in code of their own
 @for_each("create_graph", [False, True])
 @for_each("certain", CERTAIN.values())
 @for_each("case", DESIGNS)
