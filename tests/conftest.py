@@ -188,7 +188,7 @@ class EachFileRuns:
             terminalreporter.write_line(f"FAILED: skipped {name}", red=True)
 
 
-MOST_SECONDS = 10.0  # processor time that a case may take unless it is marked `slow`
+MOST_SECONDS = 5.0  # processor time that a case may take unless it is marked `slow`
 COMPILATIONS = None
 if HAS_NUMBA:
     from numba.core import event
