@@ -40,9 +40,8 @@ DIFFERENT_SIZES_ADVICE = (
 SURE = 0.5  # a sum whose rounding is smaller fits only the nearest integer
 
 POSTERIOR_ADVICE = (
-    "(Pyro's compute_marginals and sample_posterior provide one logit for each k-hot vector, which no design can "
-    "represent. With these, sample the number of a vector, i ~ khot.infer.subset_categorical(design), and use "
-    "khot.infer.subset_vector(i, n, k))"
+    "(For Pyro's compute_marginals and sample_posterior, sample i ~ khot.infer.subset_categorical(design), and use "
+    "khot.infer.subset_vector(i, n, k).)"
 )
 
 Relaxation = Callable[[Tensor, Any, Any], Tensor]

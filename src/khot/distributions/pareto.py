@@ -22,7 +22,7 @@ LEAST_SPREAD = 0.25  # lower bound of d, as the adjustment is an expansion for l
 class ParetoSampling(OrderSampling):
     r"""Selects the k units of smallest odds ratios :math:`Q_i = \frac{U_i}{1 - U_i} / \frac{\lambda_i}{1 - \lambda_i}`.
 
-    The U are independent and uniform. A draw costs noise and a top-k, and the law is close to that of
+    The U are independent and uniform. A draw costs noise and a top-k, and the design is close to
     :class:`~khot.ConditionalPoisson`. With :math:`\lambda` = ``probs`` itself, the inclusion probabilities ``mean`` are
     near ``probs``, but not equal to it. ``adjust`` chooses the odds:
 

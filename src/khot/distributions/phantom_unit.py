@@ -35,9 +35,9 @@ class PhantomUnit(SamplingDesign):
     The size is learned together with :math:`\pi`. A row whose sum is an integer, up to rounding, has the wrapped
     design's distribution of that size. Rows of different sums form one batch.
 
-    The law has a kink where the sum passes an integer. There, log_prob has derivatives only in directions that keep the
-    sum, and score-function estimators do not learn the size: start from a sum that is not an integer, or use pathwise
-    estimators.
+    The distribution has a kink where the sum passes an integer. There, log_prob has derivatives only in directions that
+    keep the sum, and score-function estimators do not learn the size: start from a sum that is not an integer, or use
+    pathwise estimators.
 
     As x and the phantom determine each other, this design has what the wrapped design has: ``mean`` (equal to ``probs``
     if it is in the wrapped design), ``log_prob``, ``entropy``, ``pairwise_inclusion`` and ``mode``. All are

@@ -28,10 +28,10 @@ class PlackettLuce(KHotDistribution):
         \frac{e^{\theta_{v_j}}}{\sum_{i \notin \{v_1, \dots, v_{j-1}\}} e^{\theta_i}}
 
     A value contains indices, long and of shape ``(..., k)``, in the order of choice; with ``k = n`` it is a ranking of
-    all units. The set of chosen units has the law of :class:`~khot.GumbelTopK`, whose ``mean`` gives the inclusion
-    probabilities; ``to_khot`` turns values into k-hot vectors. ``logits`` are the log-weights :math:`\theta`; adding a
-    constant to a row changes nothing. Fitted to data through ``log_prob``, this is the usual model of rankings, or with
-    k less than n of the first choices only.
+    all units. The set of chosen units has the distribution :class:`~khot.GumbelTopK`, whose ``mean`` gives the
+    inclusion probabilities; ``to_khot`` turns values into k-hot vectors. ``logits`` are the log-weights :math:`\theta`;
+    adding a constant to a row changes nothing. Fitted to data through ``log_prob``, this is the usual model of
+    rankings, or with k less than n of the first choices only.
 
     If rows differ in k, values are as wide as the largest k and contain -1 beyond the k of their row. Padded
     observations follow the same convention: ``PlackettLuce(logits, (choices >= 0).sum(-1)).log_prob(choices)``.
@@ -59,10 +59,10 @@ class PlackettLuce(KHotDistribution):
             and the double exponential distribution", Journal of Mathematical Psychology 15(2): the sampler.
 
     Example:
-        >>> law = PlackettLuce(torch.tensor([0.0, 0.0, 1.0]), k=2)
-        >>> law.log_prob(torch.tensor([2, 0])).exp()
+        >>> ranking = PlackettLuce(torch.tensor([0.0, 0.0, 1.0]), k=2)
+        >>> ranking.log_prob(torch.tensor([2, 0])).exp()
         tensor(0.2881)
-        >>> law.mode, law.to_khot(law.mode)
+        >>> ranking.mode, ranking.to_khot(ranking.mode)
         (tensor([2, 0]), tensor([1., 0., 1.]))
     """
 
@@ -160,7 +160,7 @@ class PlackettLuce(KHotDistribution):
             raise TypeError(f"`value` must be a tensor, but got {type(value).__name__}")
         check_strided("value", value)
         if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
-            raise TypeError(f"`value` must hold indices in an integer dtype, but got {value.dtype}")
+            raise TypeError(f"`value` must contain indices of an integer dtype, but got {value.dtype}")
         if value.shape[-1:] != self.event_shape:
             width = self.event_shape[0]
             raise ValueError(f"`value` must have shape (..., {width}), but got {tuple(value.shape)}")

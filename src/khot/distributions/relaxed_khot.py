@@ -50,7 +50,7 @@ class RelaxedKHot(KHotDistribution):
     r"""A random point of the capped simplex: ``relaxation(logits + g, k, temperature)`` with standard Gumbel noise g.
 
     ``rsample`` is reparametrised: differentiable in ``logits``, ``temperature`` and ``k``. As the temperature falls to
-    0, samples become k-hot, with the law of Gumbel top-k. With ``sigmoid_topk`` they have a density in closed form,
+    0, samples become those of Gumbel top-k. With ``sigmoid_topk`` they have a density in closed form,
     with respect to Lebesgue measure on any n - 1 of the entries, even if k is not an integer:
 
     .. math:: \log p(y) &= \log \Gamma(n) + (n - 1) \log T \\
@@ -62,7 +62,7 @@ class RelaxedKHot(KHotDistribution):
 
     These samples lie inside (0, 1): an entry that would round to 0 or 1 is replaced by the nearest number inside. The
     scores of a sample are remembered as long as its memory is in use, as are those of values of
-    ``biject_to(capped_simplex(k))``. So the density of a sample is exact, for its own law and for others, and
+    ``biject_to(capped_simplex(k))``. So the density of a sample is exact, under its own distribution and others, and
     differentiable through the scores; that of the detached sample is the same number. The density of other values,
     such as copies, parts, and samples that were written to, is as accurate as their entries are. In float32 entries do
     not distinguish log-odds above 16.6: at a temperature of 0.05, and with logits a few units apart, the log-density of
@@ -256,10 +256,10 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
     r"""A k-hot sample with the gradient of the relaxed sample from which it was selected.
 
     This is the k-hot counterpart of Pyro's RelaxedOneHotCategoricalStraightThrough. ``rsample`` returns exact k-hot
-    vectors with the law of Gumbel top-k. Their gradient is that of :class:`RelaxedKHot`, which is biased; a lower
-    temperature reduces the bias and increases the variance. The relaxed vector of a sample is remembered, and
-    ``log_prob`` is its density. Under an ELBO, use it in both model and guide, or in a guide only if this density
-    may replace the probability of the sample.
+    vectors, distributed as those of Gumbel top-k. Their gradient is that of :class:`RelaxedKHot`, which is biased; a
+    lower temperature reduces the bias and increases the variance. The relaxed vector of a sample is remembered, and
+    ``log_prob`` is its density. Under an ELBO, use it in both model and guide, or in a guide only if this density may
+    replace the probability of the sample.
 
     Args:
         temperature: Positive softness, a number or a tensor that broadcasts to the batch shape.

@@ -149,7 +149,7 @@ def score_function_surrogate(
     The estimate is unbiased, to any order, if the draws are independent draws from ``design``.
 
     Args:
-        design: The law of the draws, with ``log_prob``.
+        design: The distribution of the draws, with ``log_prob``.
         value: Draws ``(S, *batch_shape, *event_shape)``, treated as constants.
         losses: f at the draws, ``(S, *batch_shape)``; if they have a gradient, it is added.
         baseline: See :func:`score_function`; ``"leave_one_out"`` needs at least 2 draws.

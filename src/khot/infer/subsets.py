@@ -20,13 +20,13 @@ from khot.laws.subsets import MAX_RANK, k_hot_vectors_of_rank, rank_of_k_hot_vec
 
 @entry
 def subset_categorical(design: SamplingDesign) -> Categorical:
-    r"""The law of a sampling design over the numbers of its subsets, for small C(n, k).
+    r"""A Categorical over the numbers of a sampling design's subsets, for small C(n, k).
 
     .. math:: P(i) = p(x^{(i)}), \qquad i = 0, \dots, \binom{n}{k} - 1
 
     where :math:`x^{(0)}, x^{(1)}, \dots` are the rows of ``design.enumerate_support()``. Some of Pyro's tools accept
     only a plain Categorical: ``TraceEnum_ELBO.compute_marginals`` and ``sample_posterior``, ``infer_discrete`` and
-    AutoDiscreteParallel. They take this law where they refuse the design. In a model it is enumerated, and
+    AutoDiscreteParallel. They take this distribution where they refuse the design. In a model it is enumerated, and
     :func:`subset_vector` turns numbers into vectors::
 
         i = pyro.sample("subset", subset_categorical(design), infer={"enumerate": "parallel"})
@@ -49,14 +49,14 @@ def subset_categorical(design: SamplingDesign) -> Categorical:
         NotImplementedError: If ``design`` has no ``log_prob``.
 
     Example:
-        >>> law = subset_categorical(ConditionalPoisson(logits=torch.tensor([0.0, 0.0, 1.0]), k=2))
-        >>> law.probs  # of {0, 1}, {0, 2} and {1, 2}
+        >>> subsets = subset_categorical(ConditionalPoisson(logits=torch.tensor([0.0, 0.0, 1.0]), k=2))
+        >>> subsets.probs  # of {0, 1}, {0, 2} and {1, 2}
         tensor([0.1554, 0.4223, 0.4223])
-        >>> subset_vector(law.mode, 3, 2)
+        >>> subset_vector(subsets.mode, 3, 2)
         tensor([1., 0., 1.])
         >>> import pyro
         >>> def model():
-        ...     i = pyro.sample("subset", law, infer={"enumerate": "parallel"})
+        ...     i = pyro.sample("subset", subsets, infer={"enumerate": "parallel"})
         ...     x = subset_vector(i, 3, 2)
         ...     pyro.sample("seen", pyro.distributions.Normal(x @ torch.arange(3.0), 1.0), obs=torch.tensor(3.0))
         ...     return x

@@ -64,7 +64,7 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
     Tends to the ranks as ``scale -> 0``, where ties share their mean rank, and to ``(n + 1) / 2`` as it grows. The sum
     is always ``n (n + 1) / 2``. The map is permutation-equivariant, keeps the order of ``x`` and is invariant to
     ``x + c``. It is differentiable to any order in ``x`` and ``scale``, in reverse and forward mode; at ties the second
-    derivative jumps, as the density of the Laplace law has a kink. Distant entries, and scales much smaller than the
+    derivative jumps, as the Laplace density has a kink. Distant entries, and scales much smaller than the
     entries, do not reduce the accuracy of the others.
 
     Args:

@@ -18,14 +18,14 @@ MAP = ThresholdMap(LOGISTIC, "temperature", MASK)
 def sigmoid_topk(
     _call: Call, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, *, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
-    r"""Relaxes top-k by binary-entropy regularisation (third argument: ``temperature``; ``dim`` by keyword).
+    r"""Relaxes top-k smoothly, as softmax relaxes argmax (third argument: ``temperature``; ``dim`` by keyword).
 
     .. math:: y_i &= \sigma((x_i - t)/T), \quad \sum_i y_i = k; \\
         y &= \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle + T \sum_i H_b(y_i)
 
-    Tends to the k-hot top-k as ``temperature -> 0`` and to ``k / n`` as it grows. The map is permutation-equivariant,
-    keeps the order of ``x`` and is invariant to ``x + c``. It is differentiable to any order in ``x``, ``k`` and
-    ``temperature``, in reverse and forward mode.
+    with the binary entropy :math:`H_b`. Tends to the k-hot top-k as ``temperature -> 0`` and to ``k / n`` as it grows.
+    The map is permutation-equivariant, keeps the order of ``x`` and is invariant to ``x + c``. It is differentiable to
+    any order in ``x``, ``k`` and ``temperature``, in reverse and forward mode.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.

@@ -143,7 +143,7 @@ class Link(ABC):
     def start(self, device: torch.device | None = None) -> tuple[float | Tensor, float | Tensor]:
         """Centre and squared spread of F for the first guess: its moments.
 
-        For a law without moments, those of the normal law that has the same median and the same distance between the
+        Without moments, those of the normal distribution with the same median and the same distance between the
         quantiles one standard deviation below and above; they exist for every F.
         """
         if self.moments is not None:

@@ -14,7 +14,7 @@ from .base import Link, Moments
 
 
 class Logistic(Link):
-    """F(z) = 1 / (1 + exp(-z))."""
+    """The logistic link of :func:`~khot.sigmoid_topk`, F(z) = 1 / (1 + exp(-z))."""
 
     link_id = 0
     reach = 800.0  # exp(-800) is 0 in double precision
