@@ -22,9 +22,9 @@ help:  ## prints this list
 demo: $(READY)  ## learns which ten pixels of a digit to look at; table and figure go to demo-output/; two minutes
 	$(BIN)/python experiments/feature_selection.py --out demo-output
 
-# DATA=mnist DATA_DIR=folder: those experiments alone that know this data set, on it. That takes days on two cores. What
-# is finished is kept in experiments/results/mnist/runs, and the same command goes on from there: more seeds add to the
-# runs that are there. To make them all again, delete that folder.
+# With DATA=mnist DATA_DIR=folder, only the experiments that support this data set run, on it. That takes days on two
+# cores. Finished runs are kept in experiments/results/mnist/runs, and the same command continues from there, also with
+# more seeds. To start again, delete that folder.
 DATA ?=
 DATA_DIR ?=
 SCRIPTS := $(filter-out %/build_readme.py,$(shell grep -l '^if __name__' experiments/*.py))
@@ -76,7 +76,7 @@ docs: $(READY)  ## builds the site in docs/_build/html, and runs its examples, i
 	$(BIN)/python docs/check_links.py docs/_build/html
 	$(BIN)/python docs/check_api.py docs/_build/html
 
-# Two environments of its own: one that builds, and an empty one that the wheel must work in with what it asks for.
+# Uses two environments: one builds the packages, the other has only the wheel and its dependencies.
 wheel:  ## builds and checks the packages in dist/, and tries the wheel in an empty environment
 	@$(find_python); set -ex; rm -rf dist build/builder build/empty; \
 	"$$python" -m venv build/builder; "$$python" -m venv build/empty; \
@@ -113,7 +113,7 @@ clean:  ## removes .venv and everything made by the other targets
 	rm -rf $(VENV) demo-output build dist docs/_build docs/api docs/examples docs/tutorials docs/experiments.md .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
 	find src tests examples experiments benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Sets $$python to PYTHON, or where that is not given to the first that runs and is new enough.
+# Sets $$python to PYTHON or, without that, to the first Python that runs and is new enough.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 define find_python
 for python in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do \
@@ -130,11 +130,11 @@ if [ -z "$$python" ]; then \
 fi >&2
 endef
 
-# From TORCH_INDEX, if that is given; the rest comes from the usual index, and asks for no torch any more.
+# Installs torch from TORCH_INDEX, if that is given; everything else then comes from the usual index.
 install_torch = $(if $(TORCH_INDEX),$(1) -m pip install --disable-pip-version-check -c constraints.txt \
 	--index-url $(TORCH_INDEX) torch;,)
 
-# A .venv that is there already is added to. One that was interrupted while being made is made anew.
+# An existing .venv is updated; one whose making was interrupted is made anew.
 $(READY): pyproject.toml constraints.txt
 	@if [ ! -e $(VENV) ] || [ -e $(UNFINISHED) ]; then \
 		$(find_python); \

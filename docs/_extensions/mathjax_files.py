@@ -28,7 +28,7 @@ def _copy(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    folder()  # complains before the build rather than after it
+    folder()  # raises its error before the build rather than after it
     app.setup_extension("sphinx.ext.mathjax")
     app.config.mathjax_path = f"mathjax/{SCRIPT}"
     app.connect("build-finished", _copy)

@@ -1,4 +1,4 @@
-"""Which members the page of a class lists: those that users call, also inherited ones, and not what the library needs.
+"""Which members the page of a class lists: those that users call, also inherited ones, but no internal ones.
 
 A class of `OF_PACKAGE` lists the members named there that it has, in this order. The page of any other class lists the
 public members that it defines itself. For members that raise NotImplementedError, as `log_prob` of a design without

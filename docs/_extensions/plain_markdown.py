@@ -1,4 +1,4 @@
-"""Pages are Markdown that a repository page shows as well: no roles, no directives. Sphinx's forms are put in here.
+"""Turns pages of plain Markdown, which a repository can show as well, into what Sphinx reads.
 
 What a page has           what Sphinx reads
 `sigmoid_topk`            a reference to the entry of this public name

@@ -1,4 +1,4 @@
-"""What the site makes of the repository's address, which `[project.urls]` in pyproject.toml has once it is known."""
+"""Links to the repository, once `[project.urls]` in pyproject.toml has its address."""
 
 from pathlib import Path
 

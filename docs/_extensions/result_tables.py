@@ -1,8 +1,8 @@
-"""Tables of measurements that are in the pages as Markdown, so that a repository shows them as well.
+"""Writes tables of measurements into the pages, as Markdown, so that a repository shows them as well.
 
     python docs/_extensions/result_tables.py
 
-writes them into the pages again, from the results of benchmarks and experiments; a test compares the pages with these.
+takes them from the results of benchmarks and experiments; a test compares the pages with these.
 """
 
 import csv
