@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from khot.infer import *
 
 _BUILT_ON_PYRO = ("diagnostics", "distributions", "estimators", "infer")
-_BY_NAME = ("nn", "sklearn")  # not in `__all__`: `from khot import *` would hide torch's nn, and scikit-learn
+_BY_NAME = ("nn", "sklearn")  # not in `__all__`, as `from khot import *` would hide torch's nn, and scikit-learn
 _ELSEWHERE = {
     "KHotSelector": "sklearn",
     "capped_simplex": "constraints",

@@ -228,7 +228,7 @@ def _dynamo_translator() -> Any:
 _frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
-@_count_as_constant  # for Dynamo, which starts with the frame of the function that asks
+@_count_as_constant  # Dynamo would otherwise start with the frame of this function
 def is_watched_by_dynamo() -> bool:
     """Whether Dynamo traces the functions that are called here, or the caller at this moment."""
     return _frame_callback() is not None or ("torch._dynamo" in sys.modules and _dynamo_translator() is not None)

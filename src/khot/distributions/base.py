@@ -79,7 +79,7 @@ class KHotDistribution(TorchDistribution):
     parameter_name: str
     k: Any
     dtype: torch.dtype
-    _provenance: frozenset[Any] = frozenset()  # what Pyro's provenance tensors among the parameters depend on
+    _provenance: frozenset[Any] = frozenset()  # the dependencies of parameters that are Pyro's provenance tensors
     _wide: Tensor
     _shared_k: int | None = None  # the size, if it is known to be the same in all rows
     _tensors: list[Tensor]  # the arguments that are tensors

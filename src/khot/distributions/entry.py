@@ -46,7 +46,7 @@ def entry(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not args:
             if first not in kwargs:
-                return function(**kwargs)  # which says what is missing
+                return function(**kwargs)  # which raises the error about the missing argument
             args = (kwargs.pop(first),)
         law, args = args[0], args[1:]
         counted = getattr(law, "_counted", ())

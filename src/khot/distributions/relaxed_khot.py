@@ -43,7 +43,7 @@ from .base import KHotDistribution, column, lazy
 from .design import Relaxation
 from .entry import entry
 
-_RELAXED = Sources()  # of straight-through samples
+_RELAXED = Sources()  # the relaxed vectors of straight-through samples
 
 
 class RelaxedKHot(KHotDistribution):

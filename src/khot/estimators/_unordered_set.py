@@ -18,7 +18,7 @@ from ._convention import Loss, checked_call, declares, evaluate
 from .support import Support
 from .wrapper import scores_of, wide
 
-STEP = 0.1  # of the quadrature; the error of the trapezoidal rule decreases like exp(-pi² / STEP)
+STEP = 0.1  # the step of the quadrature; the error of the trapezoidal rule decreases like exp(-pi² / STEP)
 LOWEST = -40.0  # its left end; everything below is at most exp(-40) of the integral
 # Its right end: v has at most the tail of a Gamma variable of shape S + 1, and beyond these nothing of it is left.
 TAIL, TAIL_DEVIATIONS = 40, 10

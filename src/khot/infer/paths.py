@@ -33,7 +33,7 @@ from torch import Tensor
 from .swaps import Point, gumbel, log_mixture
 
 ACCEPTANCE = 0.574
-SINGLE_SHARE = 0.1  # of single swaps among the proposals
+SINGLE_SHARE = 0.1  # share of single swaps among the proposals
 SLOWDOWN = 0.6  # the t-th adaptation changes the logarithm of the length by at most t^-0.6
 
 

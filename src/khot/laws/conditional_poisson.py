@@ -316,7 +316,7 @@ def size_probabilities(logits: Tensor, k: SizeRange) -> Tensor:
     def function(tilted: Tilted) -> Tensors:
         tree = cast(RangeTree, tilted.tree)
         tree = tree if tilted.leaf is tree.leaf else tree.anew(tilted.leaf)  # so that its root has derivatives
-        counts = tree.law_of_total().T.reshape(*tilted.flip.shape, logits.shape[-1] + 1)  # not -1: there may be no rows
+        counts = tree.law_of_total().T.reshape(*tilted.flip.shape, logits.shape[-1] + 1)  # -1 would fail without rows
         return (torch.where(tilted.flip[..., None], counts.flip(-1), counts),)
 
     return tilted_by_rows(function, logits, k)[0]

@@ -57,7 +57,7 @@ ONCE = (
     "or differentiate once"
 )
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
-ROUNDING = 0.01  # of the precision of the given probabilities: digits that they do not have need not be solved for
+ROUNDING = 0.01  # share of the precision of the given probabilities to which logits are solved
 
 
 def solve_logits(

@@ -32,9 +32,9 @@ from khot.kernels.order_sampling.noises import LOG_EXPONENTIAL, LOGISTIC, Noise
 
 DEPTH = 36.0  # an integral ends, and a count is ignored, where its share is e^-36
 FARTHEST = 24.0, 160.0  # distance of positions in ordinary rows on a CPU, where more nodes cost too much, and elsewhere
-FARTHEST_AHEAD = 600.0  # of a member from all units outside the set, if ranks are exponential
+FARTHEST_AHEAD = 600.0  # distance of a member from all units outside the set, if ranks are exponential
 FINE = 4  # points of the grid per unit of time
-MOST_POSITIONS = 2**20  # of all rows; a grid has about a hundred points for each
+MOST_POSITIONS = 2**20  # positions of all rows; a grid has about a hundred points for each
 WORK, FEW = 192, 160  # members times nodes, at most so many for each unit; rows of fewer units count as FEW
 OUTSIDE = 1e300  # lowers positions so far that their exponentials are 0
 

@@ -52,7 +52,7 @@ MARGIN = 60.0  # beyond this distance from all positions the integrand vanishes
 MAX_ELEMENTS = 2**18  # positions times nodes processed at a time, which bounds the memory
 FAR = 1000.0  # e^-1000 is 0
 UNDERFLOW = 1e-300
-TINY_LOG_ODDS = -37.0  # of probabilities p with log(1 - p) = -p
+TINY_LOG_ODDS = -37.0  # below these log-odds of p, log(1 - p) = -p
 
 
 class _Rows(NamedTuple):

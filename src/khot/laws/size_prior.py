@@ -21,7 +21,7 @@ from khot.kernels.random_numbers import uniform
 from . import conditional_poisson as law
 from .once import Once
 
-ROUNDING = 1e-12  # of a sum of probabilities of sizes
+ROUNDING = 1e-12  # rounding of a sum of probabilities of sizes
 
 
 class SizePrior(NamedTuple):

@@ -135,7 +135,7 @@ def fenchel_young_topk_loss(
     y = _SPARSE_MAPS[kind](scores, k, strength, p)
     if looks_at_contents(scores, y, target):
         _check_target(target, scores, y, k, "magnitude" if unbounded else kind, x.dtype)
-    wide = torch.float64  # in which no product or sum of float32 numbers overflows, which might give inf - inf
+    wide = torch.float64  # products and sums of float32 numbers do not overflow in it, which might give inf - inf
     strength = torch.as_tensor(strength, dtype=wide, device=x.device).expand(x.shape[:-1])
     losses = _LOSSES[kind](scores.to(wide), y.to(wide), target.to(wide), k, strength, p, unbounded)
     return REDUCTIONS[reduction](losses).to(x.dtype)

@@ -134,7 +134,7 @@ def scores_of(logits: Tensor, scores: Scores) -> Tensor:
     """The scores s, 0 for closed experts."""
     if isinstance(scores, str):
         if scores == "sqrtsoftplus":
-            return log_scores_of(logits, scores).exp()  # whose gradient is finite where the score is 0
+            return log_scores_of(logits, scores).exp()  # the gradient is finite where the score is 0
         return logits.sigmoid() if scores == "sigmoid" else probabilities(logits)
     closed = is_closed(logits)
     s: Any = scores(logits.masked_fill(closed, 0))

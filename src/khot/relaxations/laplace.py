@@ -115,8 +115,8 @@ class _Neighbours(NamedTuple):
 
     lower: Tensor
     upper: Tensor
-    left_share: Tensor  # of the sum over the items up to and including ``lower``
-    right_share: Tensor  # of the sum over ``upper`` and the items above it
+    left_share: Tensor  # weight of the sum over the items up to and including ``lower``
+    right_share: Tensor  # weight of the sum over ``upper`` and the items above it
 
 
 def _neighbours(z: Tensor, gap: Tensor, t: Tensor, points: Points) -> _Neighbours:

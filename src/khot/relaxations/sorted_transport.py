@@ -32,7 +32,7 @@ from khot.kernels.transport.plan import (
 
 from .excluded import filled_below, may_have_excluded
 
-MASS_TOLERANCE = {torch.float64: 1e-13}  # of a column's sum; in coarser dtypes rounding is larger than 1e-9
+MASS_TOLERANCE = {torch.float64: 1e-13}  # error of a column's sum; in coarser dtypes rounding is larger than 1e-9
 MASS_TOLERANCE_COARSE = 1e-9
 UNFELT = 2000.0  # distance of excluded entries below the others, in units of epsilon / 2, in addition to their width
 

@@ -29,7 +29,7 @@ from .data import Data, prepared
 from .start import least_squares_start
 from .training import HURRY_AFTER, LOOK_EVERY, TURN, Best, Training, threads_of_torch, training_mode
 
-PRICE = 0.01  # of a feature, unless another one is given
+PRICE = 0.01  # default price of a feature
 
 
 class KHotSelector(SelectorMixin, BaseEstimator):

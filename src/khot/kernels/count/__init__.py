@@ -48,7 +48,7 @@ from ..registry import DrawOperator, Operation, Operator, only_if
 from . import reference, reference_tree, torch_pairs
 
 TABLE = 20_000  # units times counts of rows for which a table of counts is the fastest way
-TABLE_OF_INVERSE = 200_000  # the same for inverses, whose other way is an iteration in plain torch
+TABLE_OF_INVERSE = 200_000  # the same for inverses, which without a table are iterations in plain torch
 LONGEST = 2**14  # units of a row; the product tree is faster in rows at least a few times as long
 
 _short_rows = only_if(
@@ -91,7 +91,7 @@ covariance_inverse = _Loop("covariance_inverse", ".numba_systems")
 bernoulli_count_draw = DrawOperator("bernoulli_count_draw", reference.bernoulli_count_draw)
 bernoulli_count_draw.backend("numba", module=".numba_backend", takes=_short_rows)
 
-FOREST_LEVELS = 10  # of the trees that a program holds
+FOREST_LEVELS = 10  # levels of the trees that a program holds
 TRITON_WIDTH = 1024  # widest child of a node above these that is convolved directly; beyond it the FFT is faster
 
 

@@ -145,7 +145,7 @@ def factors(
     real = (p * p * rest - q * q * mean + pq * (rest - mean) * nodes.cos) * size
     deviation = Complex(real, pq * nodes.sin * size)
     weighted = deviation.times(Complex(*(v[..., None, :] for v in law)))
-    change = weighted.real.sum(-1, keepdim=True)  # of the mean with the logits; its value is rounding
+    change = weighted.real.sum(-1, keepdim=True)  # the change of the mean with the logits; its value is only rounding
     left = torch.cat((weighted.real, -weighted.imag, -change), -1).masked_fill(~choice[..., None], 0.0)
     right = torch.cat((*deviation, change), -1)
     variance = (mean * rest + change * (rest - mean - change)).squeeze(-1)

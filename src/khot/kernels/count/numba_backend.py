@@ -243,7 +243,7 @@ def _log_prob_tasks(begin, end, theta, low, high, tilt, log_total, value, result
     rows, n = theta.shape
     for task in range(begin, end):
         s, r = task // rows, task % rows
-        excess = 0.0  # of the size over that for which a tilt has no weight
+        excess = 0.0  # how far the size exceeds the one for which a tilt has no weight
         if low[r] < high[r]:
             for i in range(n):
                 excess += value[s, r, i]

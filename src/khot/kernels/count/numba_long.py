@@ -28,7 +28,7 @@ from .numba_nodes import MOST, covariance_times, given_count, law_of_count, room
 CLOSE_MEAN = 0.25  # largest distance of the expected number of ones from k for which nodes are well placed
 FACTORS = 512  # this many numbers of at least a half have a product that is a normal number
 NEGLIGIBLE = 1e-30  # probabilities at the ends of a law that do not count
-KINDS = 64  # of units by their variance
+KINDS = 64  # classes of units by their variance
 
 _exp = EXP[np.float64]
 

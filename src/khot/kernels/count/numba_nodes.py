@@ -122,7 +122,7 @@ def _add_two(p, q, w, delta):
 def _finish(p, q, delta, complement, inclusion):
     for i in range(p.shape[0]):
         out, included = q[i] * (1 - p[i] * delta[i]), p[i] * (1 + q[i] * delta[i])
-        complement[i] = out if out < 0.5 else 1 - included  # with the digits that are left next to 1
+        complement[i] = out if out < 0.5 else 1 - included  # next to 1, a few digits are lost
         inclusion[i] = included if out >= 0.5 else 1 - out
 
 

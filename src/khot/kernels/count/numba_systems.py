@@ -87,7 +87,7 @@ def _pass_on(block, n, residual, v, variance, spread, along):
     for i in range(n):
         put(v, i, if_positive(few - many, at(v, i), every(0.0)))
     _product(block, n, v, along)
-    excess = every(0.0)  # of the sum over 0, which no v can remove
+    excess = every(0.0)  # by how much the sum differs from 0, which no v can remove
     for i in range(n):
         put(residual, i, at(residual, i) - at(along, i))
         excess = excess + at(residual, i)

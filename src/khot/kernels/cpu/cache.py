@@ -155,7 +155,7 @@ class _Cache(FunctionCache):
         except Exception:  # a file that was damaged, as by a power failure, can raise anything
             found = None
             with contextlib.suppress(OSError):
-                self.flush()  # or saving would read the damaged index again
+                self.flush()  # otherwise saving would read the damaged index again
         if found is None:
             notice.begin()
         return found

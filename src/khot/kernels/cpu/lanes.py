@@ -15,7 +15,7 @@ from numba import types
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
-LANES = 8  # of float64, the widest vectors of today's processors
+LANES = 8  # so many float64 numbers fill the widest vectors of today's processors
 
 _vector, _index = ir.VectorType(ir.DoubleType(), LANES), ir.IntType(32)
 

@@ -183,7 +183,7 @@ def over_rows(kernel: Callable[..., int], rows: int, items: int, *arguments: Any
 
 def _submitted(function: Callable[[], int], times: int) -> list[Future[int]]:
     found = list[Future[int]]()
-    with suppress(RuntimeError):  # which is raised while the interpreter shuts down
+    with suppress(RuntimeError):  # raised while the interpreter shuts down
         for _ in range(times):
             found.append(_executor.submit(function))
     return found

@@ -128,7 +128,7 @@ def dot(x, y):
 
 @inlined
 def difference(a, b):
-    return a - b  # not inlined into fastmath sums, which would reassociate it
+    return a - b  # not inlined, because fastmath sums would reassociate it
 
 
 @summed

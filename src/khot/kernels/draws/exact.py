@@ -110,7 +110,7 @@ def _play(probs: Tensor, luck: Luck) -> Tensor:
         chosen, right_goes_on, winner = _duel(left, right, luck(half, count))
         duels.append((chosen, right_goes_on))
         probs = torch.cat([winner, bye], dim=-1)
-    fate = probs > 0.5  # of the last unit: its probability is 0 or 1 up to the rounding of the whole sum
+    fate = probs > 0.5  # the fate of the last unit, whose probability is 0 or 1 up to the rounding of the whole sum
     for chosen, right_goes_on in reversed(duels):
         node, bye = fate.tensor_split([chosen.shape[-1]], dim=-1)
         left_fate = torch.where(right_goes_on, chosen, node)

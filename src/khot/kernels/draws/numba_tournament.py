@@ -14,7 +14,7 @@ from torch import Tensor
 from ..cpu.loops import inlined, kernel, over_rows, per_row
 from ..cpu.random_numbers import empty_draws, random_words, uniform
 
-STEPS = 32  # of work for a unit, approximately
+STEPS = 32  # approximate work for a unit
 BITS = 63  # of a random key
 # Units of the longest row that is sorted as a whole and keeps its random numbers. A part of a longer row has half as
 # many on average, and this is 100 deviations more.
@@ -160,7 +160,7 @@ def pivotal_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torc
     rows = probs.detach() if probs.dtype in (torch.float32, torch.float64) else probs.detach().double()
     rows = rows.reshape(-1, n).contiguous()
     x = empty_draws(rows, (draws * len(rows), n), dtype)
-    sizes = k.reshape(-1).contiguous()  # for an expanded design the loop would otherwise be compiled again
+    sizes = k.reshape(-1).contiguous()  # otherwise the loop would be compiled again for an expanded design
     arguments = (v.numpy() for v in (rows, sizes, seed))
     over_rows(_tournaments, len(x), STEPS * len(x) * n, *arguments, (n - 1).bit_length(), x.numpy())
     return x.view(draws, *batch, n).to(dtype)

@@ -12,7 +12,7 @@ from khot._validation import check_softness_contents
 from ..exact.newton import guarded_newton
 
 NOTICEABLE = 1e-9  # rise of an iterate of the dual ascent, relative to its largest entry
-SWEEPS_PER_CHECK = 25  # of the dual ascent, between two tests of the optimality conditions
+SWEEPS_PER_CHECK = 25  # sweeps of the dual ascent between two tests of the optimality conditions
 
 
 @dataclass(frozen=True)

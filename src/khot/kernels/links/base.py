@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LOG_2 = math.log(2)
-ONE_DEVIATION = tuple(0.5 * math.erfc(-d / math.sqrt(2)) for d in (-1, 0, 1))  # of the normal law, as probabilities
+ONE_DEVIATION = tuple(0.5 * math.erfc(-d / math.sqrt(2)) for d in (-1, 0, 1))  # P(normal < d)
 
 
 class Moments(NamedTuple):

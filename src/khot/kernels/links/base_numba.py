@@ -62,7 +62,7 @@ def variant_of(link: Link) -> str:
 @functools.cache
 def numba_link(of: type[Link], variant: str, real: Real) -> NumbaLink:
     """The record of links of this class, from the file beside that of the class."""
-    with specialised(f"{variant} {real.__name__}"):  # the same names, whichever loop asks first
+    with specialised(f"{variant} {real.__name__}"):  # so that names do not depend on which loop asks first
         found: NumbaLink = import_module(f"{of.__module__}_numba").numba_link(variant, real)
     return found._replace(of=of)
 

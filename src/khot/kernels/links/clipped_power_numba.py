@@ -36,7 +36,7 @@ def _product(m: int) -> Compiled:
         with specialised("1"):
             return inlined(lambda z: z)
     root = _product(m // 2)
-    with specialised(str(m)):  # the same names, whichever loop asks first
+    with specialised(str(m)):  # so that names do not depend on which loop asks first
         return inlined(lambda z: root(z) * root(z) * z) if m % 2 else inlined(lambda z: root(z) * root(z))
 
 

@@ -120,7 +120,7 @@ class _ByFormula(Function):
         further, nothing = torch.is_grad_enabled(), [None] * len(constants)
         if not further and is_direct(g):
             return None, None, None, ctx.slope(g, *tensors), *nothing
-        with torch.enable_grad():  # of a view, because a constant may have been computed from x
+        with torch.enable_grad():  # x becomes a view, because a constant may have been computed from it
             x = x.view_as(x) if further else x.detach().requires_grad_()
             found = torch.autograd.grad(ctx.definition(x, *constants), x, g, create_graph=further)
         return None, None, None, *found, *nothing

@@ -125,7 +125,7 @@ def pull(sums, g, origin, gaps, at, with_scale, anchors):
             lever += _lever(part, here, at, anchors)
         _weigh(part, at)
         last = here[here.shape[0] - 1]
-        kept = before[last], after[last]  # for points of the next stretch in the same gap
+        kept = before[last], after[last]  # kept for points of the next stretch in the same gap
         before[gap:last] = after[gap:last] = 0.0
         before[gap], after[gap] = to_right, to_left
         for i in range(part.shape[0]):

@@ -84,7 +84,7 @@ def _scan_of(value: Compiled) -> Compiled:
 
     @per_row
     def scan_stretch(decay, back, w_before, w_back, a, b, before, after_back, across, across_back):
-        own_a, own_b, all_a, all_b = 0.0, 0.0, a, b  # of the items of the stretch, and of those before it, too
+        own_a, own_b, all_a, all_b = 0.0, 0.0, a, b  # sums over the items of the stretch, and over those before it, too
         for i in range(decay.shape[0]):
             d, e, v, w = decay[i], back[i], np.float64(w_before[i]), np.float64(w_back[i])
             before[i], after_back[i] = value(before[i], d, v, all_a), value(after_back[i], e, w, all_b)

@@ -147,7 +147,7 @@ def _range_of(noise):
                 break
             first, last = (peak, last) if at.mean < row.k else (first, peak)
         low, high = end(row, peak, low, peak - 1.0, depth), end(row, peak, high, peak + 1.0, depth)
-        for i in range(-NEAR, NEAR + 1):  # of a normal density with the moments of N
+        for i in range(-NEAR, NEAR + 1):  # places of a normal density with the moments of N
             at = tilted(row.weight, exp(peak + (high - peak if i > 0 else peak - low) * (0.5 * i / NEAR)), 1.0)
             curvature = max(curvature, at.rate * at.rate / max(at.variance, TINY))
         return low, high, curvature, peak

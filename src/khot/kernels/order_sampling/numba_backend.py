@@ -25,7 +25,7 @@ from .numba_same_design import of_rows_with_one_design
 
 exp = EXP[np.float64]
 FAR = 0.5 * WIDEST  # exp(-FAR) does not change a probability, and units this far apart still fit into a loop
-STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_ARRIVALS = 50, 50, 1000  # of work for a unit, approximately
+STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_ARRIVALS = 50, 50, 1000  # approximate work for a unit
 TRIALS, ROUNDING = 4, 1e-13  # each trial has twice the nodes of the one before
 
 

@@ -17,7 +17,7 @@ from ..cpu.random_numbers import empty_draws, fill_uniform
 from ..selection.numba_counting import SUSPECT, mark_largest
 from .reference_draw import LARGEST_LOG, SMALLEST
 
-STEPS = 16  # of work for a unit, approximately
+STEPS = 16  # approximate work for a unit
 NEAR_ONE = -math.e, -1.0, -1 / math.e  # guesses of the negative k-th rank
 exp, log = EXP[np.float64], LOG[np.float64]
 

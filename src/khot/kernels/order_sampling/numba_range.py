@@ -18,7 +18,7 @@ from ..cpu.maths import EXP, LOG
 exp, log = EXP[np.float64], LOG[np.float64]
 GRID = 16  # points of one trial, whole registers of them
 TRIALS = 20  # each but the last at least halves the range
-BLOCK = 8  # of nodes; a compiler processes this many at once
+BLOCK = 8  # so many nodes are processed at once
 MOST_NODES = 4096 + 72  # rows that begin at equal offsets of a page cause false conflicts in a processor
 MARGIN = 60.0  # beyond this distance from all positions the integrand vanishes
 RATES = 4.5  # contribution of the rates of arrival to the curvature of a logarithm

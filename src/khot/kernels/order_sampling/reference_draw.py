@@ -11,7 +11,7 @@ from ..threshold import solve_threshold
 from .noises import NOISES, Noise
 
 SMALLEST = 2.0**-54  # half the spacing of the random numbers
-LARGEST_LOG = 600.0  # for a multiple of the noise; certain units get 100 more
+LARGEST_LOG = 600.0  # the largest logarithm of a factor of the noise; certain units get 100 more
 
 
 def rank_centre(theta: Tensor, k: int | Tensor) -> Tensor:

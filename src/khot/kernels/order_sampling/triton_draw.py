@@ -33,7 +33,7 @@ from ..gpu.tools import (
 )
 
 DRAW: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16))}  # ranks, for positions of any dtype
-REACH = tl.constexpr(40.0)  # of theta - t; e^40 times any noise fits into float32, and e^-40 is negligible
+REACH = tl.constexpr(40.0)  # bound of theta - t; e^40 times any noise fits into float32, and e^-40 is negligible
 INFINITE = tl.constexpr(0x7F800000)  # bits of inf
 LARGEST = tl.constexpr(0x7FFFFFFF)
 ONE_OVER_E, ONE, E = tl.constexpr(0x3EBC5AB2), tl.constexpr(0x3F800000), tl.constexpr(0x402DF854)  # bits of these

@@ -150,7 +150,7 @@ def _keep_of_four(x, k, by_magnitude, kept, y):
     least = smaller(_positive(a, keeps_a, infinity), _positive(b, keeps_b, infinity))
     least = smaller(least, smaller(_positive(c, keeps_c, infinity), _positive(d, keeps_d, infinity)))
     total = x[0] + x[1] + x[2] + x[3]
-    return least, total - total == zero  # also False if the sum overflows
+    return least, total - total == zero  # False if one is NaN or infinite, or if the sum overflows
 
 
 @summed

@@ -33,7 +33,7 @@ from .kinds import Kind, ratios, root_of, shrink
 
 TINY = torch.finfo(torch.float64).tiny
 SHRUNK = 2.0**-64  # temporary factor of levers, so that their products with slopes do not overflow
-LARGEST_ROOT = 1e18  # of the odds h : 1 - h, which certainly round to 1 : 0
+LARGEST_ROOT = 1e18  # roots beyond this have odds h : 1 - h that round to 1 : 0
 
 
 class MapRows(NamedTuple):

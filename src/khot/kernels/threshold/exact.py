@@ -20,7 +20,7 @@ from .residual import EPS, FARTHEST, Rows, evaluate
 
 FIRST_STEPS = 8  # on all rows, before the remaining rows are separated
 TINY = torch.finfo(torch.float64).tiny
-WIDENINGS = 14  # of a bracket; each squares its width in scales, and 2^1024 is beyond all doubles
+WIDENINGS = 14  # the most widenings of a bracket; each squares its width in scales, and 2^1024 is beyond all doubles
 MARGIN = 2.0**-10  # relative, added to a bracket for rounding and inaccurate inverses
 ANCHORINGS = 3  # searches in the offset, repeated if another item turns out to be nearer
 LARGE_SCALE, LARGE_SCORE = 2.0**500, 2.0**1022  # above these, differences might overflow, so rows are scaled down
@@ -119,7 +119,7 @@ def _search(
     middle = _geometric_mean if rows.kind.grows else arithmetic_mean
     root = guarded_newton(at_threshold, start, (low, high), (1 + nothing, nothing - 1), done, None, middle, steps)
     anchor = _rounded(root.t, dtype)
-    if rows.kind.grows:  # then the offset is at most 0, and t at least 0
+    if rows.kind.grows:  # the offset is at most 0 then, and t at least 0
         higher = torch.nextafter(anchor.to(dtype), torch.tensor(torch.inf, dtype=dtype, device=anchor.device)).double()
         anchor = torch.where((anchor - root.t < root.rest) & higher.isfinite(), higher, anchor)
     at = Threshold(anchor, ((root.t - anchor) + root.rest) / rows.scale(root.t))

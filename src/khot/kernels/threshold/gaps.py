@@ -124,7 +124,7 @@ def mean_distance(
     edge = torch.where(gap.above.items, gap.above.edge, gap.below.edge)
     weight = share.detach()
     (spread,) = over.sum((weight * torch.where(weight > 0, x - edge, 0.0)).sum(-1) / s)
-    exact = spread  # for a compact link, whose threshold stays at the cap of the nearest item above
+    exact = spread  # right for a compact link: its threshold stays at the cap of the nearest item above
     if not link.compact:
         # -(log F')' at the ends, exact if it is linear in z, as those of exponential and of normal tails are.
         rate = 0.5 * link.log_decay(half, torch.full_like(half, 2.0)) - 2 * link.log_decay(half, torch.ones_like(half))

@@ -45,7 +45,7 @@ def _solve(
     inputs = (array_of(items), KINDS[kind].absolute), array_of(k), array_of(scale)
     results = array_of(y), (array_of(anchor), array_of(offset)), array_of(left)
     if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *inputs, *results, found.numbers):
-        if check:  # for all rows, because errors contain row numbers
+        if check:  # checks all rows, because errors contain row numbers
             check_contents(items, k, scale, softness, KINDS[kind], row_range(KINDS[kind].scores(items)))
         some = items[left], k[left], scale[left], link, q, kind, softness, False
         if with_values:

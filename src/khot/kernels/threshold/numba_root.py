@@ -36,12 +36,12 @@ NARROWEST, WIDEST = (
     2.0**50,
 )  # scales with which nothing overflows except in rows that are left to other code anyway
 NO_QUANTILES = math.nan, math.nan, math.nan, math.nan
-SHORT = 2.0**-30  # of a step between neighbouring doubles, relative to distances from the threshold
+SHORT = 2.0**-30  # the size of a step between neighbouring doubles, relative to distances from the threshold
 LAST_UNITS = 8.0  # units in the last place by which a sum may be off after NEWTON_STEPS
 JUST_ABOVE = 2.0**-10  # scales by which t lies above an item that is about to reach its cap
 WIDE = 80.0  # scales of a gap around t with tails that are exponential to all digits, since exp(-40) is less than eps
 SLACK = 2.0**-10  # scales by which an approximate quantile may be off
-LEAST = 1 / 16  # of the mean of magnitudes: the smallest start of a search for their threshold
+LEAST = 1 / 16  # share of the mean of magnitudes at which a search for their threshold starts at least
 
 
 def _tail_sums(link: NumbaLink, real: Real) -> Compiled:

@@ -7,8 +7,8 @@ from ..exact.rows import compute_dtype
 from ..links.base import Link
 from .kinds import Kind
 
-HALVINGS = 48  # of a bracket of at most 1600 scales and the range of a row: far below the rounding of single precision
-LONGEST_REACH = 1000.0  # of links with exponential tails
+HALVINGS = 48  # they narrow a bracket of 1600 scales and the range of a row far below the rounding of single precision
+LONGEST_REACH = 1000.0  # links with exponential tails reach no farther
 
 
 def portable_mask(x: Tensor, k: float | Tensor, scale: float | Tensor, link: Link, kind: Kind) -> Tensor:

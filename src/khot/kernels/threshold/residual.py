@@ -22,10 +22,10 @@ from ..exact.rows import Threshold
 from ..links.base import Link
 from .kinds import Kind, root_of
 
-TOLERANCE = 2.0**-27  # of the last step, in scales, after which Newton's method has all digits
+TOLERANCE = 2.0**-27  # a step of so many scales is the last, after which Newton's method has all digits
 EPS = torch.finfo(torch.float64).eps
 UNDERFLOW = torch.finfo(torch.float64).tiny / EPS  # sums below which logarithms of tails are used
-SHORT = 2.0**-30  # of a step between neighbouring doubles, relative to distances from the threshold
+SHORT = 2.0**-30  # the size of a step between neighbouring doubles, relative to distances from the threshold
 FARTHEST = 1e306  # in scales, as good as infinite
 
 

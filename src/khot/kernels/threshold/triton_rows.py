@@ -43,10 +43,10 @@ UNALIGNED: Sizes = ((512, (8, 32, 1)), (1024, (4, 64, 2)), (4096, (8, 128, 4)), 
 DOUBLE: Sizes = ((4096, (8, 32, 1)), (MAX_N, (2, 256, 2)))
 DOUBLE_PAIRS: Sizes = ((512, (8, 32, 1)), (MAX_N, (8, 64, 2)))
 FEW_DOUBLE: Sizes = ((512, (8, 32, 1)), (MAX_N, (4, 128, 4)))
-REGISTERS = 128  # of a thread, at most; the assembler on its own would spill some at about a hundred
+REGISTERS = 128  # at most so many for a thread; the assembler on its own would spill some at about a hundred
 PARTS = tl.constexpr(triton.next_power_of_2(PROGRAMS))
-FLAGS = tl.constexpr(16)  # that a program looks at, at most
-FLAGGED_PROGRAMS = 2 * PROGRAMS  # for flagged rows; so many fit on a large device at the same time
+FLAGS = tl.constexpr(16)  # a program looks at no more flags than these
+FLAGGED_PROGRAMS = 2 * PROGRAMS  # programs for flagged rows; so many fit on a large device at the same time
 
 
 @dataclass(frozen=True)

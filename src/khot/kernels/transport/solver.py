@@ -49,7 +49,7 @@ def check_contents(x: Tensor, epsilon: Tensor) -> None:
 def _search(x: Tensor, half: Tensor, t: Tensor, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
     """The thresholds, from a start t (places - 1, rows), and the errors (rows,) of those that are not found, else 0."""
     rest, outwards = x.shape[-1] - len(t), outward_sums(len(t) + 1, x)
-    rounding = 4 * rounding_of_sums(len(t) + 1) * (1 + t.abs().amax(0) / half)  # of the sums and of the thresholds
+    rounding = 4 * rounding_of_sums(len(t) + 1) * (1 + t.abs().amax(0) / half)  # in the sums and in the thresholds
     step = descent = error = torch.full_like(half, torch.inf)
     done, before = torch.zeros_like(half, dtype=torch.bool), t
     for i in range(max_iter):
