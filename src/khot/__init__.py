@@ -58,7 +58,7 @@ def _public_names(*subpackages: str) -> list[str]:
 
 
 def _places() -> dict[str, str]:
-    """Where each public name is, such as "khot.nn.TopK", by the name in lower case."""
+    """Maps each public name in lower case to its place, such as "khot.nn.TopK"."""
     packages = [losses, relaxations, *(_load(package, wanted="__all__") for package in _BUILT_ON_PYRO)]
     places = {name: f"khot.{name}" for package in packages for name in package.__all__}
     places |= {name: f"khot.nn.{name}" for name in import_module("khot.nn").__all__}

@@ -86,7 +86,7 @@ class Module(torch.nn.Module):
         super().__setattr__(name, value)
 
     def _slow_forward(self, *args: Any, **kwargs: Any) -> None:
-        """What ``torch.jit.trace`` calls in place of ``forward``."""
+        """Raises; ``torch.jit.trace`` calls it in place of ``forward``."""
         refuse_trace()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Module":

@@ -220,7 +220,7 @@ def _count_as_constant(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _dynamo_translator() -> Any:
-    """What Dynamo traces a function with at this moment; None if it does not."""
+    """Dynamo's translator of the function that it traces at this moment; None if it traces none."""
     dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
     return getattr(getattr(dynamo, "tls", None), "current_tx", None)
 

@@ -39,7 +39,7 @@ class Shards(Whole):
 
     @classmethod
     def of_parts(cls, group: "ProcessGroup", items: int, device: torch.device) -> "Shards":
-        """For a group in which each process has this many items, unknown to the others: one collective."""
+        """The shards of a group in which a process knows only its own number of items: one collective."""
         lengths = torch.zeros(dist.get_world_size(group), dtype=torch.long, device=device)
         lengths[dist.get_rank(group)] = items
         dist.all_reduce(lengths, group=group)

@@ -335,7 +335,7 @@ class KHotDistribution(TorchDistribution):
         return hasattr(support, "holds") and support.holds(value.detach())
 
     def _validate_sample(self, value: Tensor) -> None:
-        """As in torch; but if rows differ in k, a value for several rows, as in enumeration over k, must fit one."""
+        """Checks a value as torch does; but if rows differ in k, a value for several rows must fit only one of them."""
         self._validate_shape(value)
         if not self._has_readable(value, *self._tensors) or self._is_in_support(value):
             return
@@ -350,7 +350,7 @@ class KHotDistribution(TorchDistribution):
             )
 
     def _advice(self, value: Tensor) -> str:
-        """What to do about a value outside the support."""
+        """Advice for the error about a value outside the support."""
         return ""
 
     @staticmethod

@@ -86,7 +86,7 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
 
 
 def _mean_and_entropy(p: SamplingDesign) -> tuple[Tensor, Tensor]:
-    """In float64, with equal operations for the entropy of p and for its cross-entropy with an equal design."""
+    """Both in float64, by the same operations as the cross-entropy, so that equal designs have divergence 0."""
     if not isinstance(p, ConditionalPoisson):
         return p.mean, p.entropy()
     mean = p._inclusion
@@ -184,7 +184,7 @@ def _of_single_units(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _log_probs(one_hot: OneHotCategorical) -> Tensor:
-    """In float64, where the probabilities sum to 1; rounded to a narrower type they do not."""
+    """Log-probabilities in float64, in which they sum to 1; rounded to a narrower type they do not."""
     logits = one_hot.logits
     # For a given probability of 0, torch has the logit log eps. Given logits are far lower if their probability is 0.
     impossible = (one_hot.probs == 0) & (logits > 2 * math.log(torch.finfo(logits.dtype).eps))

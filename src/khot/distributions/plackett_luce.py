@@ -137,7 +137,7 @@ class PlackettLuce(KHotDistribution):
         return wide.scatter(-1, torch.where(value < 0, self._n, value), 1.0)[..., : self._n]
 
     def _entropy(self) -> Tensor:
-        """As a sum over all n! / (n - k)! values, if there are at most ``MAX_SUPPORT``."""
+        """The entropy, as a sum over all n! / (n - k)! values, if there are at most ``MAX_SUPPORT``."""
         entropy = self._wide.new_zeros(self.batch_shape, dtype=torch.float64)
         for k in sizes_of(self, "entropy"):
             total: Tensor | float = 0.0

@@ -52,7 +52,7 @@ class Sampford(SamplingDesign):
     """
 
     def _pairwise_inclusion(self) -> Tensor:
-        """In O(n² log² n) time."""
+        """E[x_i x_j], in O(n² log² n) time."""
         mean = self._probs
         return self._covariance_matrix().to(mean.dtype) + mean.unsqueeze(-1) * mean.unsqueeze(-2)
 

@@ -87,7 +87,7 @@ class Systematic(SamplingDesign):
         return draw_by_rows(self, draw, shape, generator)
 
     def _sample_indices(self, shape: Size, generator: torch.Generator | None) -> Tensor:
-        """In the given order this takes O(n) work per row of parameters and O(k log n) per draw."""
+        """The positions; in the given order, by O(n) work per row of parameters and O(k log n) per draw."""
         k = shared_k(self, "sample_indices")
         if self.order != "fixed" or not can_look(self._wide):
             return super()._sample_indices(shape, generator)

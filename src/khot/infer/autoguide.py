@@ -34,7 +34,7 @@ DRAWS = 100  # rows that test whether the prior allows all that the guide can dr
 
 
 class _Site(NamedTuple):
-    """What the guide of a site needs in addition to its logits."""
+    """The settings of a site's guide besides its logits."""
 
     size: Any  # as `k` of ConditionalPoisson
     dtype: torch.dtype

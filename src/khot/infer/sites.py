@@ -105,7 +105,7 @@ class KHotSite:
 
     @cached_property
     def useful_swaps(self) -> float:
-        """How many swaps lead from one of two independent, uniform vectors to the other, on average; at least one.
+        """The mean number of swaps that lead from one of two independent, uniform vectors to the other; at least one.
 
         More of them tend to lead from a vector to its opposite and back.
         """

@@ -105,7 +105,7 @@ def only_if(holds: Callable[..., bool], otherwise: str) -> Takes:
 
 
 class Choice(NamedTuple):
-    """What computes a call: code of a backend, or None for plain torch; and a line for the log."""
+    """The code of the backend that computes a call, or None for plain torch; and a line for the log."""
 
     code: Any
     line: str

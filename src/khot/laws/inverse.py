@@ -207,7 +207,7 @@ class _CovarianceSolve(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """As C is symmetric; the gradient in the logits is refused by :class:`_DifferentiatedOnce`."""
+        """Solves again, as C is symmetric; :class:`_DifferentiatedOnce` refuses the gradient in the logits."""
         (logits,) = ctx.saved_tensors
         return None, _apply_covariance_solve(logits, grad_output, *ctx.design), None, None, None, None
 

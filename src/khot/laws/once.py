@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Once(dict[str, Any]):
-    """What was made from the parameters of a design, which do not change, by name.
+    """Values that were made from the parameters of a design, which do not change, by name.
 
     Values are remembered only in eager code: a tracer or a transform of torch.func must not see the numbers of other
     calls, nor others its own.
@@ -35,7 +35,7 @@ class Once(dict[str, Any]):
         return found
 
     def made_if_constant(self, name: str, make: Callable[..., R], *args: Any) -> R:
-        """Likewise, but made again by differentiable operations if a tensor among the arguments has a derivative."""
+        """:meth:`made`, except that ``make(*args)`` runs again if a tensor among the arguments has a derivative."""
         recorded = torch.is_grad_enabled()
         if any(isinstance(x, torch.Tensor) and has_derivative(x, recorded) for x in args):
             return make(*args)

@@ -90,7 +90,7 @@ class Times(NamedTuple):
 
 @torch.no_grad()
 def times(noise: Noise, theta: Tensor, k: int) -> Times | None:
-    """For positions up to 0; None if some are too far from it."""
+    """The :class:`Times` for positions up to 0; None if some are too far from it."""
     spread, n = -theta.amin().item(), theta.shape[-1]
     if not spread <= FARTHEST[theta.device.type != "cpu"]:
         return None
@@ -126,7 +126,7 @@ def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Ten
 
 
 def _log_prob_logistic(theta: Tensor, k: int, value: Tensor) -> Tensor | None:
-    """For positions ``(R, n)`` and values ``(S, R, n)``."""
+    """:func:`log_prob` for logistic noise, positions ``(R, n)`` and values ``(S, R, n)``."""
     found = times(LOGISTIC, theta, k)
     if found is None:
         return None

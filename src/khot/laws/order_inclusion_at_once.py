@@ -97,7 +97,7 @@ def _logistic(theta: Tensor, grad: Tensor | None = None, *, when: Times, k: int)
 
 
 def _log_exponential(theta: Tensor, grad: Tensor | None = None, *, when: Times, k: int) -> Tensor:
-    """As :func:`_logistic`, by some nodes at a time."""
+    """:func:`_logistic` for exponential ranks, some nodes at a time."""
     n, nodes = theta.shape[-1], len(when.node)
     turn, turns = _circle(n, k, expected_counts(n, k), theta.device)
 

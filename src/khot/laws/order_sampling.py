@@ -76,7 +76,7 @@ def _rows(theta: Tensor, k: int | Tensor) -> _Rows:
 
 
 class _Range(NamedTuple):
-    """Where an integrand does not vanish, as numbers of the shape of the integrals."""
+    """The range in which an integrand does not vanish, as numbers of the shape of the integrals."""
 
     low: Tensor
     high: Tensor
@@ -223,7 +223,7 @@ def _law_at(noise: Noise, s: Tensor, theta: Tensor) -> tuple[Law, Tensor]:
 
 
 def _inclusion_range(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
-    """From where the first unit arrives to where more than k have certainly arrived."""
+    """The range from the first arrival to a time at which more than k units have certainly arrived."""
     fixed = rows.theta.detach()
     last = rows.k[..., None].clamp(max=fixed.shape[-1] - 1)
     end = (-fixed).sort(-1).values.gather(-1, last).squeeze(-1) + noise.reach

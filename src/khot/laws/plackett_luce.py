@@ -38,7 +38,7 @@ def log_prob(theta: Tensor, size: int | Tensor, value: Tensor) -> Tensor:
 
 
 def _while_few_are_taken(theta: Tensor, size: int | Tensor, value: Tensor) -> Tensor | None:
-    """The same, if in all rows the chosen have at most half of the weight and none is excluded; None otherwise."""
+    """:func:`log_prob` if in all rows the choices have at most half of the weight and none is excluded, or None."""
     is_choice = _is_choice(size, value)
     if is_choice is not None:
         value = value.where(is_choice, 0)
@@ -65,7 +65,7 @@ def _is_choice(size: int | Tensor, value: Tensor) -> Tensor | None:
 
 
 def _one_by_one(theta: Tensor, size: int | Tensor, value: Tensor) -> Tensor:
-    """The same, computed from the last choice to the first."""
+    """:func:`log_prob`, computed from the last choice to the first."""
     if not isinstance(size, Tensor):
         chosen, is_excluded = _log_weights_of(theta, value)
         earlier, of_last = chosen[..., :-1], chosen[..., -1:]

@@ -38,7 +38,7 @@ def _number_of_nodes(wanted: Tensor) -> int:
 def integration_range(
     log_integrand: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, slab: int
 ) -> tuple[Tensor, Tensor]:
-    """Where the logarithm of a unimodal integrand is within DEPTH of its peak, narrowed down on grids."""
+    """The range in which the logarithm of a unimodal integrand is within DEPTH of its peak, found on grids."""
     fraction = torch.linspace(0, 1, GRID, dtype=low.dtype, device=low.device).view(-1, *[1] * low.ndim)
     index = torch.arange(GRID, device=low.device).view(fraction.shape)
 

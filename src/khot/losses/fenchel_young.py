@@ -148,7 +148,7 @@ def _penalty(v: Tensor, p: float) -> Tensor:
 def _magnitude_losses(
     x: Tensor, y: Tensor, target: Tensor, k: float | Tensor, strength: Tensor, p: float, unbounded: bool
 ) -> Tensor:
-    """By Euler's theorem <x, y> = strength p R(y) + 2 norm(y), without cancellation."""
+    """Losses of magnitudes: by Euler's theorem <x, y> = strength p R(y) + 2 norm(y), without cancellation."""
     penalty = _penalty(y, p)
     value = (strength * (p - 1) * penalty + _half_squared_k_support_norm(y, k)).detach()
     losses = _conjugate(value, x, strength, y, penalty) - (x * target).sum(-1)

@@ -118,7 +118,7 @@ class Masking(Module):
         return x if self.by == "value" else x.abs().masked_fill(x == -torch.inf, -torch.inf)
 
     def _shown_softness(self) -> str:
-        """For ``extra_repr``; empty for a hard mask by value."""
+        """The part of ``extra_repr`` about the softness; empty for a hard mask by value."""
         return self._shown_relaxation() + (", by='magnitude'" if self.by == "magnitude" else "")
 
     def _shown_relaxation(self) -> str:

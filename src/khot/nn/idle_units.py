@@ -113,5 +113,5 @@ class CountsIdleUnits(Masking):
         return torch.where(dead.any(), loss, torch.zeros_like(loss))
 
     def _shown_units(self) -> str:
-        """For ``extra_repr``."""
+        """The part of ``extra_repr`` about the counted units."""
         return f", n={self.n}, dead_after={self.dead_after}" if self.n is not None else ""

@@ -98,7 +98,7 @@ class Pattern(Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _shown_pattern(self) -> str:
-        """For ``extra_repr``."""
+        """The part of ``extra_repr`` about the pattern."""
         return ", frozen" if self.pattern is not None or self._is_freezing else ""
 
 

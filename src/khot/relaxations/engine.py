@@ -157,7 +157,7 @@ _END_OF_GRAPH = mark_as_outside_graphs(
 
 
 def _outside_graphs(method: Callable[..., Any], x: Tensor, k: float | Tensor, softness: float | Tensor) -> Any:
-    """What a method of a map gives for a link that graphs cannot contain."""
+    """The result of a method of a map for a link that graphs cannot contain."""
     if is_exporting():
         raise ValueError(
             "an exported program contains links of khot only, but the link of this mask is another one: export a mask "

@@ -29,7 +29,7 @@ from .reference_tree import forest_bends as bends_reference
 
 
 def forest_levels(leaf: Tensor, widest: int) -> int:
-    """How many levels over the leaves ``(2, n, R)`` these operations compute: all, or in a long row up to ``widest``.
+    """The number of levels over the leaves ``(2, n, R)`` to compute here: all, or in a long row up to ``widest``.
 
     A single tree has exactly as many levels as it needs; the kernel relies on that.
     """
@@ -148,7 +148,7 @@ _apply_bends = with_forward_mode(_Bends, _bends_jvp)
 
 
 def roots(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
-    """From leaves ``(2, n, R)`` and k ``(R,)`` to ``(counts, trees, R)``, or to ``(1, 1, R)`` for a single tree."""
+    """The roots ``(counts, trees, R)``, or ``(1, 1, R)`` of a single tree, of leaves ``(2, n, R)`` and k ``(R,)``."""
     return _apply_roots(leaf, k, bound, levels)
 
 

@@ -36,7 +36,7 @@ class KeptTree(ProductTree):
         return KeptTree(leaf, self.k, self.bound)
 
     def leaf_outside(self) -> Tensor:
-        """As for any tree; must not be written to."""
+        """The outside of the leaves, as for any tree; must not be written to."""
         if self._of_leaves is None:
             self._of_leaves = super().leaf_outside()
         return self._of_leaves

@@ -159,12 +159,12 @@ class ProductTree:
         return g if first is None else _shift(g, -first, level.length)
 
     def _positions(self, count: Tensor, level: _Level) -> Tensor:
-        """From counts ``(nodes, R)`` to positions in the windows laid at a level."""
+        """The positions of counts ``(nodes, R)`` in the windows laid at a level."""
         first = self._first(level)
         return count if first is None else count - first
 
     def _counts(self, index: Tensor, level: _Level) -> Tensor:
-        """From positions ``(nodes, R, samples)`` in the windows laid at a level to counts."""
+        """The counts at positions ``(nodes, R, samples)`` in the windows laid at a level."""
         first = self._first(level)
         return index if first is None else index + first[..., None]
 

@@ -24,7 +24,7 @@ def _draw_level(
     x_ptr, above_ptr, noise_ptr, count_above_ptr, count_ptr, nodes, parents, width, wide, chunk,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From counts of the parents, (ROWS, chunk, parents), to those of their children."""
+    """Draws the counts of the children, given the counts of their parents, (ROWS, chunk, parents)."""
     for start in range(0, ROWS * chunk * parents, BLOCK):
         row, sample, parent = lanes(start, parents, chunk, BLOCK)
         there = row < ROWS

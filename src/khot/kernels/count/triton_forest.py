@@ -94,7 +94,7 @@ def _merge_level(
     x_ptr, u_ptr, x_above_ptr, u_above_ptr, nodes, parents, width, wide,
     TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From ``width`` counts of the children to ``wide`` of their parents."""
+    """Computes ``wide`` counts of the parents from ``width`` counts of their children."""
     for start in range(0, ROWS * parents * wide, BLOCK):
         row, parent, c = lanes(start, wide, parents, BLOCK)
         paired = (row < ROWS) & (2 * parent + 1 < nodes)
@@ -125,7 +125,7 @@ def _split_level(
     x_ptr, u_ptr, g_ptr, v_ptr, g_above_ptr, v_above_ptr, nodes, parents, width, wide,
     TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From the derivatives for ``wide`` counts of the parents, and their tangents, to those of the children."""
+    """Derivatives for the children, and their tangents, from those for ``wide`` counts of the parents."""
     for start in range(0, ROWS * parents * 2 * width, BLOCK):
         row, parent, entry = lanes(start, 2 * width, parents, BLOCK)
         paired = (row < ROWS) & (2 * parent + 1 < nodes)

@@ -93,7 +93,7 @@ def _warn_once(error: Exception) -> None:
 
 
 class _Locator:
-    """Where numba's cache should look; numba prescribes the names of the methods."""
+    """Tells numba's cache where to look; numba prescribes the names of the methods."""
 
     def ensure_cache_path(self) -> None:
         Path(self.get_cache_path()).mkdir(parents=True, exist_ok=True)

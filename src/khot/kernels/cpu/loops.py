@@ -129,7 +129,7 @@ def kernel(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def kernel_for_dtype(factory: Callable[[Any], Callable[..., int]]) -> Callable[[torch.Tensor], Callable[..., int]]:
-    """From a function that makes a loop for ``np.float32`` or ``np.float64`` to one from a tensor to the kernel."""
+    """Turns a factory of loops for ``np.float32`` or ``np.float64`` into a function from a tensor to its kernel."""
 
     @functools.cache
     def kernel_of(real: Any) -> Callable[..., int]:

@@ -41,7 +41,7 @@ BITS = {
 
 
 def _polynomial(real, coefficients):
-    """From the coefficients, those of high powers first."""
+    """A polynomial with these coefficients, those of high powers first."""
     first, *others = map(real, coefficients)
     rest = tuple(others)
 

@@ -34,7 +34,7 @@ def _fill(seed, draw, row, start, block, key, luck):
 
 @per_row
 def _find_bounds(key, first, last, shift, bucket, bound):
-    """Where the buckets of keys with equal first bits will begin, starting with number ``bucket``."""
+    """Finds where the buckets of keys with equal first bits will begin, starting with number ``bucket``."""
     for i in range(bound.shape[0]):
         bound[i] = 0
     for i in range(first, last):

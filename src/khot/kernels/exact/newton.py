@@ -23,7 +23,7 @@ STEPS_PER_SYNC = 8  # how often the host of an accelerator tests whether all row
 RESOLUTION = 4e-16  # relative, of a float64 root
 
 Evaluation = tuple[Tensor, Tensor, Tensor]
-"""At t: the proposed step, not finite if there is none; the residual; whether t plus that step is the root."""
+"""At t: the proposed step, not finite if there is none; the residual; whether t plus the step is the root."""
 
 
 class Root(NamedTuple):

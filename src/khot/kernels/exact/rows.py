@@ -51,7 +51,7 @@ def number_on(device: torch.device, value: Tensor | float) -> Tensor:
 
 
 def numbers_of_rows(x: Tensor, values: Tensor) -> Tensor:
-    """The same for the result of :func:`in_rows_of`, which may be ``on_host``."""
+    """The result of :func:`in_rows_of` with a number for each row on x's device, also if it is ``on_host``."""
     if values.device == x.device or not values.numel():
         return values.to(x.device)
     return x.new_full(values.shape, values.flatten()[0].item(), dtype=values.dtype)

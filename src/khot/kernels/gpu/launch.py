@@ -45,7 +45,7 @@ def launch(
 
 
 def kind_of(value: Any) -> Any:
-    """What Triton looks at in an argument on a CUDA device, or in each of several."""
+    """The properties of an argument, or of each of several, for which Triton compiles separately on CUDA devices."""
     kind = type(value)
     if kind is float:
         return kind
@@ -59,7 +59,7 @@ def kind_of(value: Any) -> Any:
 
 
 def forget_launches() -> None:
-    """From now on Triton looks at all arguments of all launches: for tools that replace its driver."""
+    """Lets Triton examine all arguments of all later launches: for tools that replace its driver."""
     global _remembers
     _remembers = False
     _compiled.clear()

@@ -84,7 +84,7 @@ class RowNumbers(NamedTuple):
 
 
 def row_numbers(values: Tensor, device: torch.device) -> RowNumbers:
-    """From a tensor of the batch shape; if it is on a CPU but ``x`` is not, it is a single number, expanded."""
+    """The numbers in a tensor of the batch shape; on a CPU, for x elsewhere, it is a single number, expanded."""
     if values.device != device:
         return RowNumbers(None, values.flatten()[0].item(), 0)
     values = values.reshape(-1)

@@ -48,7 +48,7 @@ class Objective:
         return self.w - pull, power / self.strength * slope
 
     def quadratic(self) -> tuple[Tensor, Tensor]:
-        """For p = 2: (u, d) with lambda h_i'(v) = u_i v - d_i."""
+        """The (u, d) with lambda h_i'(v) = u_i v - d_i, for p = 2."""
         if self.magnitude:
             return 1 + self.strength * self.w, self.s
         return torch.ones_like(self.s), self.s - self.strength * self.w

@@ -25,7 +25,7 @@ NEARLY_BALANCED = 1 / 32
 
 
 class NumbaLink(NamedTuple):
-    """What loops know about a link: functions of z in the loop's dtype, except the quantile and the step, in float64.
+    """A link for loops: functions of z in the loop's dtype; the quantile and the step are in float64.
 
     Attributes:
         terms: ``(z, q) -> (above, tail, slope)``: the terms of an item in the sums of a threshold search, 1 above the

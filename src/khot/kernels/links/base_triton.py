@@ -41,7 +41,7 @@ def constant_hazard(a, tail, LINK: tl.constexpr):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TritonLink:
-    """What the kernels know about a link.
+    """A link for kernels.
 
     Attributes:
         name: ``Link.kernel``.
@@ -81,7 +81,7 @@ class TritonLink:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SmoothLink(TritonLink):
-    """The same for a link with a tail on both sides, F(-z) = 1 - F(z).
+    """A link for kernels with a tail on both sides, F(-z) = 1 - F(z).
 
     Attributes:
         tails: ``(a, LINK)``: F(-z) and F'(z) at a = unit * z >= 0.
@@ -94,7 +94,7 @@ class SmoothLink(TritonLink):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class CompactLink(TritonLink):
-    """The same for a link that is 1 above its cap.
+    """A link for kernels that is 1 above its cap.
 
     Attributes:
         cap: The z from which F(z) = 1.
@@ -110,7 +110,7 @@ class CompactLink(TritonLink):
 
 
 def triton_link(link: Link) -> TritonLink:
-    """What the kernels know about a link that has a Triton piece, from the file beside that of its class."""
+    """The record of a link for kernels, from the file beside that of its class."""
     return _kernel_beside(type(link).__module__, link.kernel)
 
 

@@ -26,7 +26,7 @@ from ..call import Call, call_of, is_direct
 
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[Any]:
-    """For vmap rules: the batch as the first axis of every tensor, expanded if a tensor has none."""
+    """The arguments of a vmap rule with the batch as the first axis, expanded for tensors without it."""
     return [
         v if not isinstance(v, Tensor) else v.expand(size, *v.shape) if dim is None else v.movedim(dim, 0)
         for dim, v in zip(in_dims, arguments, strict=False)
@@ -39,7 +39,7 @@ def with_derivatives_of(value: Tensor, carrier: Tensor) -> Tensor:
 
 
 def move_batch_last(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same with the batch as the last axis."""
+    """The arguments of a vmap rule with the batch as the last axis."""
     return [
         x.unsqueeze(-1).expand(*x.shape, size) if dim is None else x.movedim(dim, -1)
         for dim, x in zip(in_dims, tensors, strict=False)

@@ -78,7 +78,7 @@ def _multiply_logistic(row, up, product, values, each):
 
 @inlined
 def _multiply_exponential(row, up, product, values, each):
-    """The same for exp(-x), which depend on the sum of the x only."""
+    """Logarithms of products of 1 - F = exp(-x), which depend on the sum of the x only."""
     for i in range(up.shape[0]):
         values[i] -= row.total * up[i]
 

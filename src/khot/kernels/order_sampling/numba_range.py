@@ -96,7 +96,7 @@ def multiply(weight, up, product, values, each):
 
 @inlined
 def _ends(values, points):
-    """Where values of a concave function are no longer positive: a line through the outermost two lies above it."""
+    """Points beyond which a concave function is negative: a line through its outermost two values lies above it."""
     first, last, step = 0, GRID - 1, points[1] - points[0]
     while first < GRID - 2 and not values[first] >= 0:
         first += 1

@@ -21,7 +21,7 @@ def topk_mask(x: Tensor, k: Tensor, check: bool) -> Tensor:
 
 
 def mask_of_largest(x: Tensor, k: Tensor, most: int) -> Tensor:
-    """The same, if no k is larger than ``most``."""
+    """The mask of :func:`topk_mask`, if no k is larger than ``most``."""
     if x.shape[-1] == 0 or most == 0:
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
     largest, size = x.topk(most, -1).values, k.to(x.device).unsqueeze(-1)

@@ -90,7 +90,7 @@ def _inside(guess: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _bracket(rows: Rows, span: Span, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where g is positive and where negative, widened until this holds: the inverse of a user's link may be rough."""
+    """Ends at which g is positive and negative, widened until it is: the inverse of a user's link may be rough."""
     largest = torch.finfo(torch.float64).max
     for _ in range(WIDENINGS):
         low = (span.lowest - width * rows.softness - 4 * EPS * span.lowest.abs()).clamp(-largest, largest)

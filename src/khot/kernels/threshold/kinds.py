@@ -62,7 +62,7 @@ class Kind(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """How a backend computes the map for numbers k and scale, and its gradient in x, at the least fixed cost.
+    """A backend's functions for the map with numbers k and scale, and for its gradient in x, at least fixed cost.
 
     Attributes:
         mask: ``(x, k, scale)``: y like x, and the anchors and offsets ``(2, *batch)``, an array or a tensor; None if

@@ -33,7 +33,7 @@ def _power(x, exponent):
 
 
 def _shrinker(variant: str, real: Real) -> tuple[Compiled, Compiled, int, Compiled]:
-    """How u is computed: the start of Newton's method, its step, the number of steps; and how y follows from u."""
+    """The functions that find u by Newton's method: start, step and number of steps; and y as a function of u."""
     one, half = real(1), real(0.5)
     if variant == "clip":
         at_once = inlined(lambda a, s, q: a / (one + s))

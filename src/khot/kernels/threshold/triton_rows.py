@@ -163,7 +163,7 @@ def flagged_tile(x: Tensor) -> Tile:
 
 
 def flagged_programs(rows: int) -> int:
-    """How many programs look at the flags of all rows."""
+    """The number of programs that look at the flags of all rows."""
     return max(min(rows, FLAGGED_PROGRAMS), -(-rows // FLAGS.value))  # triton.cdiv is slow here
 
 
@@ -340,7 +340,7 @@ class Argument(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor | float, device: torch.device) -> "Argument":
-        """From a tensor of the batch shape, or one number for all rows."""
+        """The arguments for a tensor of the batch shape, or for one number for all rows."""
         if not isinstance(values, Tensor):
             return cls(0, values, 0)
         found = row_numbers(values, device)

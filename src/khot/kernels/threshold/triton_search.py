@@ -53,7 +53,7 @@ def moments(x_rows, n, TILE: tl.constexpr):
 
 @triton.jit
 def _moments_of_unmasked(x_rows, n, origin, TILE: tl.constexpr):
-    """The same, if some entries are -inf."""
+    """The result of :func:`moments`, if some entries are -inf."""
     total, squares = partial_sums(TILE), partial_sums(TILE)
     count = total.to(tl.int32)
     for start in range(0, n, TILE.size):
@@ -138,7 +138,7 @@ def _judge(above, signed, total, slope, whole, rest, q, LINK: tl.constexpr, TILE
 
 @triton.jit
 def _judge_compact(residual, excess, total, slope, whole, rest, q, LINK: tl.constexpr, TILE: tl.constexpr):
-    """For a link whose kinks make the residual the criterion, not the step; q is also its ``condition``."""
+    """:func:`_judge` for a link with kinks, where the residual decides and not the step; q is its ``condition``."""
     size = total + tl.abs(excess)
     step = LINK.newton_step(residual, excess, total, slope, whole.to(total.dtype) + rest, q, LINK)
     found = tl.abs(residual) <= (2.0 + q) * size * TILE.eps
