@@ -100,14 +100,6 @@ def test_variable_selection_against_enumeration(k):
     check_selection(k, lambda f: f(x).mean(0))
 
 
-@pytest.mark.exhaustive
-def test_one_long_chain_against_enumeration():
-    """In parts of 300 steps, much longer than their correlation."""
-    options = {"num_samples": 1200, "warmup_steps": 100, "swaps_per_step": 10}
-    x = run(partial(selection, 3, 1), **options).get_samples()["x"]
-    check_selection(3, lambda f: f(x.view(40, 30, 12)).mean(1))
-
-
 COUPLING = normal(5, 5, seed=3)
 DESIGNS = {
     "conditional_poisson": lambda: ConditionalPoisson(logits=normal(5), k=2),
@@ -127,8 +119,6 @@ def quadratic(design, chains):
 @pytest.mark.parametrize(
     ("name", "share", "swaps", "chains"),
     [
-        pytest.param("conditional_poisson", 0.1, 1, 40_000, marks=pytest.mark.exhaustive),
-        pytest.param("conditional_poisson", 0.1, 2, 40_000, marks=pytest.mark.exhaustive),
         ("conditional_poisson", 0.1, 2, 5000),
         ("conditional_poisson", 0.0, 1, 2000),
         ("conditional_poisson", 1.0, 1, 2000),
