@@ -153,3 +153,23 @@ def batches(seed: int, total: int, dtype: torch.dtype, **options: bool) -> Itera
             seed += 1
             yield make_rows(1000 * seed + n, rows, n, dtype, **options)
             left -= rows
+
+
+def compare(
+    name: str, rows: Rows, what: str, got: Tensor, expected: Tensor, tolerance: Tensor, used: Tensor | None = None
+) -> None:
+    """All rows, or those that are ``used``, within their tolerance, and none with a NaN."""
+    largest, got = torch.finfo(rows.x.dtype).max, got.double()
+    near = ((got - expected).abs() <= tolerance) | (tolerance > largest)  # of numbers beyond the dtype that cancel
+    edge = (expected.abs() > largest / 16) & (got.sign() == expected.sign())  # overflows sooner or later
+    counts = torch.ones_like(rows.k, dtype=torch.bool) if used is None else used
+    wrong = ~(near | edge) & counts.reshape(-1, *[1] * (got.dim() - 1)) | got.isnan()
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0, 0])
+        x, k, s = rows.x[row].tolist(), rows.k[row].item(), rows.softness[row].item()
+        shown = x if len(x) <= 12 else f"{x[:12]}... n={len(x)}"
+        raise AssertionError(
+            f"{int(wrong.reshape(len(wrong), -1).any(1).sum())} rows, {name}: {what} of {rows.x.dtype} x={shown}, "
+            f"k={k!r}, softness={s!r}, weight={rows.weight[row][:12].tolist()}: "
+            f"got {got[row].tolist()}, expected {expected[row].tolist()}"
+        )

@@ -14,7 +14,7 @@ from torch import Tensor
 from khot import sparse_topk_magnitude, sparse_topk_signed
 from tests.fuzz import odd_reference
 from tests.fuzz.odd_reference import Odd
-from tests.fuzz.rows import Rows, batches
+from tests.fuzz.rows import Rows, batches, compare
 from tests.fuzz.test_masks import GRADIENT, KINK, TIER, check_share
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
@@ -40,26 +40,6 @@ CASES = [
 ]
 
 
-def compare(
-    case: OddCase, rows: Rows, what: str, got: Tensor, expected: Tensor, tolerance: Tensor, used: Tensor
-) -> None:
-    """All rows that are ``used`` within their tolerance, none with a NaN."""
-    largest = torch.finfo(rows.x.dtype).max
-    got = got.double()
-    near = ((got - expected).abs() <= tolerance) | (tolerance > largest)  # of numbers beyond the dtype that cancel
-    edge = (expected.abs() > largest / 16) & (got.sign() == expected.sign())  # overflows sooner or later
-    wrong = ~(near | edge) & used.reshape(-1, *[1] * (got.dim() - 1)) | got.isnan()
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0, 0])
-        x, k, s = rows.x[row].tolist(), rows.k[row].item(), rows.softness[row].item()
-        shown = x if len(x) <= 12 else f"{x[:12]}... n={len(x)}"
-        raise AssertionError(
-            f"{int(wrong.flatten(1).any(1).sum()) if wrong.dim() > 1 else int(wrong.sum())} rows, {case.name}: {what} "
-            f"of {rows.x.dtype} x={shown}, k={k!r}, strength={s!r}, weight={rows.weight[row][:12].tolist()}: "
-            f"got {got[row].tolist()}, expected {expected[row].tolist()}"
-        )
-
-
 def run(case: OddCase, rows: Rows, counts: Counter[str]) -> None:
     dtype, limits = rows.x.dtype, torch.finfo(rows.x.dtype)
     inputs = tuple(v.clone().requires_grad_() for v in (rows.x, rows.k, rows.softness))
@@ -68,14 +48,13 @@ def run(case: OddCase, rows: Rows, counts: Counter[str]) -> None:
     truth = case.reference(rows.x, rows.k, rows.softness, case.q, rows.weight)
     used = truth.kink > KINK[dtype]
     counts.update(rows=len(used), left_out=int((~used).sum()))
-    everything = torch.ones_like(used)
-    compare(case, rows, "y", y.detach(), truth.y, TIER * limits.eps * truth.value_size + 4 * limits.tiny, everything)
+    compare(case.name, rows, "y", y.detach(), truth.y, TIER * limits.eps * truth.value_size + 4 * limits.tiny)
     underflow = limits.tiny / limits.eps / rows.softness if case.reference is odd_reference.signed else 0.0  # of slopes
     tolerance = GRADIENT[dtype] * truth.size + 4 * limits.tiny + underflow
-    compare(case, rows, "dL/dx", grads[0], truth.grad_x, tolerance.unsqueeze(-1), used)
-    compare(case, rows, "dL/dk", grads[1], truth.grad_k, GRADIENT[dtype] * truth.size_k + 4 * limits.tiny, used)
+    compare(case.name, rows, "dL/dx", grads[0], truth.grad_x, tolerance.unsqueeze(-1), used)
+    compare(case.name, rows, "dL/dk", grads[1], truth.grad_k, GRADIENT[dtype] * truth.size_k + 4 * limits.tiny, used)
     tolerance = GRADIENT[dtype] * truth.size_softness + 4 * limits.tiny + underflow
-    compare(case, rows, "dL/dstrength", grads[2], truth.grad_softness, tolerance, used)
+    compare(case.name, rows, "dL/dstrength", grads[2], truth.grad_softness, tolerance, used)
 
 
 def check_rows(case: OddCase, dtype: torch.dtype, seed: int, total: int) -> Counter[str]:

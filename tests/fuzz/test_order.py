@@ -5,34 +5,16 @@ Options as of :mod:`tests.fuzz.test_masks`.
 
 import pytest
 import torch
-from torch import Tensor
 
 from khot import soft_permutation, soft_rank, soft_sort
 from tests.fuzz import order_batch
-from tests.fuzz.rows import Rows, batches
+from tests.fuzz.rows import Rows, batches, compare
 
 MAPS = [soft_rank, soft_sort, soft_permutation]
 LONGEST = {soft_rank: 300, soft_sort: 64, soft_permutation: 64}  # of which the definitions are quick enough
 TIER = 64
 GRADIENT = {torch.float32: 1e-4, torch.float64: 1e-10}
 QUICK_ROWS, SLOW_ROWS = 450, 2000
-
-
-def compare(name: str, rows: Rows, what: str, got: Tensor, expected: Tensor, tolerance: Tensor) -> None:
-    """All rows within their tolerance, none with a NaN."""
-    largest, got = torch.finfo(rows.x.dtype).max, got.double()
-    near = ((got - expected).abs() <= tolerance) | (tolerance > largest)
-    edge = (expected.abs() > largest / 16) & (got.sign() == expected.sign())  # overflows sooner or later
-    wrong = ~(near | edge) | got.isnan()
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0, 0])
-        x, s = rows.x[row].tolist(), rows.softness[row].item()
-        shown = x if len(x) <= 12 else f"{x[:12]}... n={len(x)}"
-        count = int(wrong.flatten(1).any(1).sum()) if wrong.dim() > 1 else int(wrong.sum())
-        raise AssertionError(
-            f"{count} rows, {name}: {what} of {rows.x.dtype} x={shown}, scale={s!r}: "
-            f"got {got[row].tolist()}, expected {expected[row].tolist()}"
-        )
 
 
 def run(order_map, rows: Rows, descending: bool) -> None:
