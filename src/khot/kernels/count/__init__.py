@@ -17,7 +17,7 @@ product tree       n log² n                     rows of more than ``LONGEST`` u
                                                 derivatives of every order; rows that loops leave
 =================  ===========================  =====================================================================
 
-Loops and draws for units given B = k; :mod:`khot.laws` composes everything that no loop takes of torch operations:
+Operations for units given B = k; :mod:`khot.laws` computes in torch operations what no loop takes:
 
 * ``bernoulli_count``: the tilt, the total weight of all draws, and P(x_i = 1 | B = k) with its complement, each of the
   two with its own relative accuracy;

@@ -79,7 +79,7 @@ def widest_of(low, high, n):
 
 @inlined
 def row_of(block, lane, rows):
-    """The last block repeats the last row."""
+    """The number of the row in a lane of a block; the last block repeats the last row."""
     return min(block * LANES + lane, rows - 1)
 
 
@@ -105,7 +105,7 @@ def _moments(theta):
 
 @per_row
 def _likely_tilt(theta, k):
-    """A t above about k of the logits, if these are nearly normal; infinite for rows without a choice."""
+    """A t that about k of the logits exceed, if these are nearly normal; infinite for rows without a choice."""
     mean, deviation, free, certain = _moments(theta)
     k -= certain
     if not 0 < k < free:
@@ -152,7 +152,7 @@ def _size_to_expect(theta, low, high):
 
 @per_row
 def _tilt(theta, low, high, is_likely):
-    """The t of a row; NaN if it has no law."""
+    """The t of a row; NaN if it cannot have such sizes."""
     if not 0 <= low <= high <= theta.shape[0]:
         return np.nan
     for x in theta:

@@ -11,6 +11,8 @@ for a row in a :func:`per_row` function. A sum over items is :func:`summed`: the
 terms, which it needs for vectorisation, and the order is the same each time. None of them assumes that there are no
 infinities or NaN, and none can be called from Python: they have no wrapper for it, which would take a third of the
 compilation time.
+
+A docstring that begins with arguments, as in ``(x, k): the threshold``, describes the function that a factory compiles.
 """
 
 import ctypes

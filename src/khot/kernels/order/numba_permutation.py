@@ -47,7 +47,7 @@ def _find_cuts(x, inverse, sums, at, cuts):
         for i in range(here.shape[0]):
             excess, near, far, j = at.excess[i], at.near[i], at.far[i], start + i
             half = 0.5 * np.float64(x[anchor_of(excess, here[i])])
-            if excess == 0:  # however wide the gap is
+            if excess == 0:  # right for a gap of any width
                 gap = (0.5 * np.float64(x[here[i]]) - half) * inverse
                 cuts.offset[j] = 0.5 * (min(gap, FAR) + log(near / far))
             else:

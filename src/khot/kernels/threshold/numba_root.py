@@ -80,7 +80,7 @@ def _tail_sums(link: NumbaLink, real: Real) -> Compiled:
 
 
 def _judge(link: NumbaLink, grows: bool, real: Real) -> Compiled:
-    """``(i, signed, total, slope, excess, move, t, sigma, q)``: how a search ends with its i-th move, LOST if not."""
+    """``(i, signed, total, slope, excess, move, t, sigma, q)``: how move i ends a search; LOST if it goes on."""
     eps, smallest = float(np.finfo(real).eps), float(np.finfo(real).tiny) / float(np.finfo(real).eps)
     tolerance, reaches_zero = 0.5 * eps**0.5, link.of.reaches_zero
 
@@ -152,7 +152,7 @@ def _searcher(scale: Scale, link: NumbaLink, real: Real) -> Compiled:
 
 @per_row
 def _guess(mean, variance, s, quantile, normal, centre, spread):
-    """-t is the quantile of s * (noise of law F) - x: F's shape if x is constant, about normal if x is wide."""
+    """-t is a quantile of s * (noise of law F) - x: of F's shape for constant x, and about normal for wide x."""
     own = spread * s * s
     share = variance / (variance + own)
     mixed = (1 - share) * (quantile - centre) / math.sqrt(spread) + share * normal
