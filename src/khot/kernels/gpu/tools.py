@@ -5,7 +5,6 @@
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import triton
@@ -73,22 +72,6 @@ def split_threshold(t, DTYPE: tl.constexpr):
 def store_tile(y_ptr, y, start, n, BLOCK: tl.constexpr):
     cols = start + tl.arange(0, BLOCK)
     tl.store(y_ptr + cols, y.to(y_ptr.dtype.element_ty), mask=cols < n)
-
-
-class RowNumbers(NamedTuple):
-    """k or scale: one number for all rows, or a float64 tensor with one for each."""
-
-    tensor: Tensor | None
-    number: float
-    stride: int
-
-
-def row_numbers(values: Tensor, device: torch.device) -> RowNumbers:
-    """The numbers in a tensor of the batch shape; on a CPU, for x elsewhere, it is a single number, expanded."""
-    if values.device != device:
-        return RowNumbers(None, values.flatten()[0].item(), 0)
-    values = values.reshape(-1)
-    return RowNumbers(values, 0.0, values.stride(0))
 
 
 def rows_of(x: Tensor) -> Tensor:

@@ -15,14 +15,12 @@ come from :mod:`khot.kernels.threshold.triton_gaps`.
 
 # mypy: disable-error-code="no-untyped-def"
 
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..gpu.launch import kind_of, launch
+from ..gpu.launch import kind_of
 from ..gpu.plans import is_split
 from ..gpu.tools import FARTHEST_64, add2, add3, in_shape, on_device, quotient, reciprocal, rows_of
 from ..links.base import Link
@@ -31,12 +29,13 @@ from .triton_gaps import neighbours, relative_slopes, weigh_sides
 from .triton_rows import (
     PARTS,
     Argument,
+    Tile,
     any_row,
     chunk_of,
     converted,
     distances,
-    flagged_programs,
     flagged_tile,
+    launch_tiles,
     load,
     look_at_flags,
     over,
@@ -205,9 +204,10 @@ def _differentiate_rows(
             lever = 0.0 * lever
         elif FLAGGED:  # arranged so that neither z nor the scale makes a product overflow
             root = tl.sqrt(scale * (1.0 / TILE.factor))
-            tl.store(at[3] + row, lever / root * GROWN / root)
+            lever = lever / root * GROWN / root
         else:
             lever = (lever + left * reach) * unit
+        if WITH_SCALE and TILE.stage != "end":
             tl.store(at[3] + row, lever.to(tl.float64))
         if not FLAGGED:
             tl.store(at[4] + row, 1 - _is_solved(weight, mean, lever, scale, LINK, TILE).to(tl.int32))
@@ -219,30 +219,31 @@ def launch_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dL/dx like x, dL/dk and dL/dscale in float64 of the batch shape, from dL/dy (or dL/d log y) = ``grad``.
 
-    Without ``with_scale``, dL/dscale is not computed, and is an arbitrary number.
+    Without ``with_scale``, dL/dk stands for dL/dscale, too.
     """
     items, g = rows_of(x), rows_of(grad)
     rows, n = items.shape
     grad_x = torch.empty((rows, n), dtype=x.dtype, device=x.device)
-    grad_k, grad_scale = (torch.empty(rows, dtype=torch.float64, device=x.device) for _ in range(2))
+    grad_k = torch.empty(rows, dtype=torch.float64, device=x.device)
+    grad_scale = torch.empty_like(grad_k) if with_scale else grad_k
     flags = torch.empty(rows, dtype=torch.int32, device=x.device)
     anchor, offset = (in_shape(v, (rows,)).contiguous() for v in (anchor, offset))
-    at = (anchor, offset, grad_k, grad_scale, flags)
-    tile, split = tile_of(items, g, grad_x, pairs=True), is_split(rows, n)
-    partial, tiles, grid = flags, [tile], (-(-rows // tile.rows), 1, 1)
+    tile, number, partial = tile_of(items, g, grad_x, pairs=True), Argument.of(scale, x.device), flags
+    tiles: tuple[Tile, ...] = tile, flagged_tile(items)
+    split, constants = is_split(rows, n), (triton_link(link), kind, with_scale)
     if split:
+        tiles = tile, tile.at_stage("end")
         partial = torch.empty((rows, PARTS.value, SUMS.value), dtype=tile.torch_dtype, device=x.device)
-        tiles, grid = [replace(tile, stage=stage) for stage in ("step", "end")], (tile.splits(rows, n), rows, 1)
-    numbers = (*Argument.of(scale, x.device), items.stride(0), g.stride(0), rows, n, float(link.q))
-    arguments = (items, g, grad_x, (*at, partial), *numbers)
-    piece, alike = triton_link(link), kind_of(arguments)
+    numbers, at = (*number, items.stride(0), g.stride(0)), (anchor, offset, grad_k, grad_scale, flags, partial)
+    arguments = (items, g, grad_x, at, *numbers, rows, n, float(link.q))
+    kinds = kind_of((items, g, anchor, offset, number.tensor)), numbers[2:]  # new tensors are aligned
     with on_device(x):
-        for part in (*tiles, flagged_tile(items)):
-            programs = (flagged_programs(rows), 1, 1) if part.stage == "flagged" else grid
-            launch(_mask_bwd, programs, arguments, (piece, kind, with_scale, part), alike, **part.options)
-            if part.stage == "end" and with_scale:
-                lever, left, reach = partial[:, : grid[0], 2:5].sum(1, dtype=torch.float64).unbind(-1)
-                torch.addcmul(lever, left, reach, out=grad_scale)
+        launch_tiles(_mask_bwd, arguments, constants, tiles, items.shape, kinds)
+        if split:
+            if with_scale:
+                parts = partial[:, : tile.splits(rows, n), 2:5]
+                torch.addcmul(*parts.sum(1, dtype=torch.float64).unbind(-1), out=grad_scale)
+            launch_tiles(_mask_bwd, arguments, constants, (flagged_tile(items),), items.shape, kinds)
     batch = x.shape[:-1]
     return in_shape(grad_x, x.shape), in_shape(grad_k, batch), in_shape(grad_scale, batch)
 
@@ -258,4 +259,5 @@ def mask_derivative(
     kind: str,
     with_scale: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return launch_backward(x, scale, anchor, offset, grad, Link.find(link, q), kind, with_scale)
+    grad_x, grad_k, grad_scale = launch_backward(x, scale, anchor, offset, grad, Link.find(link, q), kind, with_scale)
+    return grad_x, grad_k, grad_scale if with_scale else torch.zeros_like(grad_k)

@@ -16,7 +16,6 @@ float32. Everything except k and y is saved for the derivative.
 
 # mypy: disable-error-code="no-untyped-def"
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,8 +40,8 @@ from .triton_rows import (
     any_row,
     chunk_of,
     distances,
-    flagged_programs,
     flagged_tile,
+    launch_tiles,
     look_at_flags,
     over,
     partial_sums,
@@ -243,55 +242,50 @@ def _split_step(
 
 
 def launch_forward(
-    x: Tensor, k: Tensor | float, scale: Tensor | float, link: Link, kind: str = "mask", at: Tensor | None = None
+    x: Tensor, k: Tensor | float, scale: Tensor | float, link: Link, kind: str = "mask"
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
     """y (or log y; None for the kind "threshold"), anchors, offsets, and flags.
 
     x is (..., n), k and scale are (...) or numbers. There is a flag for each row that the fast path has left to the
-    other one, and at the end one for invalid contents. Anchors and offsets are written into ``at``, if that is given.
+    other one, and at the end one for invalid contents.
     """
     items = rows_of(x)
-    rows, n = items.shape
-    y = None if kind == "threshold" else torch.empty((rows, n), dtype=x.dtype, device=x.device)
-    if at is None:
-        anchor, offset = (torch.empty(rows, dtype=torch.float64, device=x.device) for _ in range(2))
-    else:
-        anchor, offset = at.view(2, rows)
+    rows, n = shape = items.shape
+    y = None if kind == "threshold" else torch.empty(shape, dtype=x.dtype, device=x.device)
+    anchor = torch.empty(rows, dtype=torch.float64, device=x.device)
+    offset = torch.empty(rows, dtype=torch.float64, device=x.device)
     flags = torch.empty(rows + 1, dtype=torch.int32, device=x.device)
     tile = tile_of(items, *(() if y is None else (y,)), double=link.is_steep)
     (first, k_number, stride_k), (second, scale_number, stride_scale) = (Argument.of(v, x.device) for v in (k, scale))
-    numbers, (q, *law) = ((first, second), k_number, scale_number, stride_k, stride_scale), link.numbers
-    tail = rows, n, q, tuple(law)
-    found: tuple[Tensor, ...] = (anchor, offset, flags)
+    sizes, (q, *law) = (first, second), link.numbers
+    numbers, stride = (sizes, k_number, scale_number, stride_k, stride_scale), items.stride(0)
+    partial = flags, flags  # only split rows need more
     with on_device(x):
         if is_split(rows, n):
-            found = _launch_steps(items, found, numbers, link, tile)
-            tile, grid = replace(tile, stage="end"), (tile.splits(rows, n), rows, 1)
-        else:
-            found, grid = (*found, flags, flags), (-(-rows // tile.rows), 1, 1)
-        arguments = (items, y, found, *numbers, items.stride(0), *tail)
-        piece, alike = triton_link(link), kind_of(arguments)
-        for part, programs in ((tile, grid), (flagged_tile(items), (flagged_programs(rows), 1, 1))):
-            launch(_mask_fwd, programs, arguments, (piece, kind, part), alike, **part.options)
+            partial = _launch_steps(items, (anchor, offset, flags), numbers, link, tile)
+            tile = tile.at_stage("end")
+        arguments = (items, y, (anchor, offset, flags, *partial), *numbers, stride, rows, n, q, tuple(law))
+        kinds = kind_of((items, first, second)), stride_k, stride_scale, stride  # new tensors are aligned
+        launch_tiles(_mask_fwd, arguments, (triton_link(link), kind), (tile, flagged_tile(items)), shape, kinds)
     batch = x.shape[:-1]
     return None if y is None else in_shape(y, x.shape), in_shape(anchor, batch), in_shape(offset, batch), flags
 
 
 def _launch_steps(
     x: Tensor, at: tuple[Tensor, ...], numbers: tuple[Any, ...], link: Link, tile: Tile
-) -> tuple[Tensor, ...]:
-    """``at`` with the numbers of each row and the sums of its chunks after each step."""
+) -> tuple[Tensor, Tensor]:
+    """The numbers of each row and the sums of its chunks after each step."""
     (rows, n), (q, *law) = x.shape, link.numbers
     sample = x[:, :: n // SAMPLE].contiguous()
     state = torch.empty((STEPS.value, rows, STATE.value), dtype=tile.torch_dtype, device=x.device)
     sums = torch.empty((STEPS.value, rows, PARTS.value, SUMS.value), dtype=tile.torch_dtype, device=x.device)
-    at, piece, start = (*at, state, sums), triton_link(link), replace(tile, stage="start")
+    at, piece, start = (*at, state, sums), triton_link(link), tile.at_stage("start")
     arguments: tuple[Any, ...] = (sample, at, *numbers, n, sample.shape[1], q, tuple(law))
-    launch(_split_start, (rows, 1, 1), arguments, (piece, start), **start.options)
+    launch(_split_start, start.grid(rows, n), arguments, (piece, start), **start.options)
     for step in range(STEPS.value):
         arguments = (x, at, *numbers, x.stride(0), n, q, step)
-        launch(_split_step, (tile.splits(rows, n), rows, 1), arguments, (piece, tile), **tile.options)
-    return at
+        launch(_split_step, tile.grid(rows, n), arguments, (piece, tile), **tile.options)
+    return state, sums
 
 
 def threshold(

@@ -13,12 +13,12 @@ from .triton_forward import has_invalid, launch_forward
 
 def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
     def mask(x: Tensor, k: float, scale: float) -> Solved | None:
-        at = torch.empty((2, *x.shape[:-1]), dtype=torch.float64, device=x.device)
-        y, _, _, flags = launch_forward(x, k, scale, link, kind.name, at)
+        y, anchor, offset, flags = launch_forward(x, k, scale, link, kind.name)
         assert y is not None
-        return None if checks_contents(x) and has_invalid(flags) else (y, at)
+        return None if checks_contents(x) and has_invalid(flags) else (y, (anchor, offset))
 
-    def gradient(x: Tensor, scale: float, at: Tensor, grad: Tensor) -> Tensor:
-        return launch_backward(x, scale, at[0], at[1], grad, link, kind.name, with_scale=False)[0]
+    def gradient(x: Tensor, scale: float, at: tuple[Tensor, Tensor], grad: Tensor) -> Tensor:
+        anchor, offset = at
+        return launch_backward(x, scale, anchor, offset, grad, link, kind.name, with_scale=False)[0]
 
     return Recipe(mask, gradient)

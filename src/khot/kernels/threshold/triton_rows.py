@@ -18,7 +18,9 @@ z = (x - anchor) / scale - offset, in the link's unit; lanes beyond a row have -
 
 # mypy: disable-error-code="no-untyped-def"
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,9 +28,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..gpu.launch import Grid, launch_each
 from ..gpu.plans import PROGRAMS, is_split
 from ..gpu.target import compiles_for_cuda
-from ..gpu.tools import add2, row_numbers
+from ..gpu.tools import add2
 from ..operators.platforms import MAX_N
 
 SHORT = 128  # entries of the longest rows of which several share a warp
@@ -129,10 +132,25 @@ class Tile:
         limits = torch.finfo(torch.float32 if self.single else torch.float64)
         return limits.tiny, limits.max
 
+    def at_stage(self, stage: str) -> "Tile":
+        """The same tile at another stage."""
+        return _tile(*astuple(self)[:-1], stage)
+
+    def grid(self, rows: int, n: int) -> Grid:
+        """The numbers of programs for a tensor ``(rows, n)``."""
+        if self.stage == "flagged":
+            return max(min(rows, FLAGGED_PROGRAMS), -(-rows // FLAGS.value)), 1, 1
+        if self.stage == "start":
+            return rows, 1, 1
+        return (-(-rows // self.rows), 1, 1) if self.stage == "rows" else (self.splits(rows, n), rows, 1)
+
     def splits(self, rows: int, n: int) -> int:
         """The number of programs for each of a few rows, with a whole number of tiles each."""
         programs = max(1, min(PROGRAMS // rows, -(-n // self.size)))
         return -(-n // (-(-n // (programs * self.size)) * self.size))
+
+
+_tile = functools.cache(Tile)  # which is compared faster if it is the same object
 
 
 def tile_of(*rows: Tensor, double: bool = False, pairs: bool = False) -> Tile:
@@ -143,9 +161,9 @@ def tile_of(*rows: Tensor, double: bool = False, pairs: bool = False) -> Tile:
     (number, n), single = rows[0].shape, rows[0].dtype != torch.float64
     double = double or not single
     if is_split(number, n):
-        return Tile(1, 8, 256, 8, single, double, stage="step")
+        return _tile(1, 8, 256, 8, single, double, False, "step")
     if n <= SHORT:
-        return Tile(4, 4 if double else 8, 8, 1, single, double)
+        return _tile(4, 4 if double else 8, 8, 1, single, double, False, "rows")
     aligned = n % 4 == 0 and all((v.stride(0) * v.element_size()) % 16 == v.data_ptr() % 16 == 0 for v in rows)
     if double:
         table = FEW_DOUBLE if number <= PROGRAMS else DOUBLE_PAIRS if pairs else DOUBLE
@@ -154,17 +172,34 @@ def tile_of(*rows: Tensor, double: bool = False, pairs: bool = False) -> Tile:
     else:
         table = UNALIGNED
     sizes = next(sizes for longest, sizes in table if n <= longest)
-    return Tile(1, *sizes, single, double, aligned=aligned)
+    return _tile(1, *sizes, single, double, aligned, "rows")
 
 
 def flagged_tile(x: Tensor) -> Tile:
     """The tile for flagged rows of a tensor ``(rows, n)``."""
-    return Tile(1, 2, 128, 4, x.dtype != torch.float64, True, stage="flagged")
+    return _tile(1, 2, 128, 4, x.dtype != torch.float64, True, False, "flagged")
 
 
-def flagged_programs(rows: int) -> int:
-    """The number of programs that look at the flags of all rows."""
-    return max(min(rows, FLAGGED_PROGRAMS), -(-rows // FLAGS.value))  # triton.cdiv is slow here
+def launch_tiles(
+    kernel: Any, arguments: tuple[Any, ...], constants: tuple[Any, ...], tiles: tuple[Tile, ...], shape: torch.Size,
+    kinds: Any,
+) -> None:  # fmt: skip
+    """Launches a kernel for rows of this shape, once with each tile.
+
+    Args:
+        kernel: A kernel whose last constexpr is a tile.
+        arguments: Its arguments.
+        constants: Its other constexprs.
+        tiles: The tiles.
+        shape: That of the rows.
+        kinds: The :func:`~khot.kernels.gpu.launch.kind_of` arguments that do not follow from the others.
+    """
+
+    def parts() -> Iterator[tuple[Grid, tuple[Any, ...], dict[str, Any]]]:
+        for tile in tiles:
+            yield tile.grid(*shape), (*constants, tile), tile.options
+
+    launch_each(kernel, arguments, (arguments[0].device, constants, tiles, shape, kinds), parts)
 
 
 @triton.jit
@@ -340,8 +375,10 @@ class Argument(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor | float, device: torch.device) -> "Argument":
-        """The arguments for a tensor of the batch shape, or for one number for all rows."""
+        """The arguments for one number for all rows, or for a tensor of the batch shape; on a CPU that expands a number."""
         if not isinstance(values, Tensor):
-            return cls(0, values, 0)
-        found = row_numbers(values, device)
-        return cls(0, found.number, 0) if found.tensor is None else cls(found.tensor, 1.0, found.stride)
+            return cls(0, float(values), 0)
+        if values.device != device:
+            return cls(0, values.flatten()[0].item(), 0)
+        values = values.reshape(-1)
+        return cls(values, 1.0, values.stride(0))
