@@ -214,7 +214,7 @@ FAULTS = [
         "sklearn/test_data.py sklearn/test_start.py",
     ),
     Fault(
-        "_distributed/boundary.py",
+        "_distributed/calls.py",
         'return total / math.prod(shape) if reduction == "mean"',
         'return total if reduction == "mean"',
         "distributed/test_one_process.py",

@@ -6,14 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from ._torch_internals import (
-    has_memory,
-    is_mapped,
-    is_recorded,
-    is_shape_only,
-    is_traced_by_mode,
-    writes_program,
-)
+from ._torch_internals import has_memory, is_mapped, is_recorded, is_shape_only, is_traced_by_mode, writes_program
 
 
 def has_contents(*tensors: Tensor) -> bool:

@@ -10,9 +10,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from khot import topk_mask, topk_threshold
+from khot._distributed.boundary import of_rows
 from khot.kernels.call import call_of, is_first_derivative, is_plain
 from khot.kernels.registry import Operation
-from khot.relaxations.boundary import with_call
 from tests.inputs import normal
 from tests.loops import for_each
 from tests.maps import ODD_MAPS, RELAXATIONS
@@ -87,7 +87,7 @@ def test_of_a_hard_mask(questions):
 
 
 def test_users_do_not_see_the_call():
-    @with_call()
+    @of_rows()
     def function(_call, x: int, y: int = 2) -> tuple:
         """Of x."""
         return _call.is_plain, x, y

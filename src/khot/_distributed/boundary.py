@@ -1,27 +1,16 @@
-"""DTensor in, DTensor out, for functions of rows: maps and losses.
+"""The boundary of a public function of rows, such as a map or a loss: what happens before its own code.
 
-A row leads to one result; its items are the ground set along ``dim``. If rows are whole on every process, the function
-runs on the local tensors, without communication:
-
-* rows that are Partial are reduced first, since no map is linear;
-* numbers for each row (k, the softness) get the placements of the rows along the batch axes that they have, and are
-  replicated along the others, where the gradient of each process is one part of the sum, ``Partial``;
-* a plain tensor is assumed to be the same on all processes.
-
-For sharded rows, the function decides: either it uses sums over the processes, see :mod:`khot._distributed.shards`, or
-the rows are gathered, every process computes the same, and each keeps its shard.
-
-Shapes and dtypes are checked by a call on tensors without data that have the shapes of the whole tensors, so that every
-process raises the same error. The contents of tensors are checked by each process for its own rows.
+Arguments are counted, and the kind of the call is determined once. Most calls are plain and go on at once. Others are
+handed over: calls with DTensors to :mod:`.calls`, with tensors that Pyro tracks to Pyro, and on a device without
+float64 to the host; tensors of other subclasses are refused.
 """
 
 import functools
 import inspect
-import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast, overload
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -29,202 +18,108 @@ from khot._host import is_moved_to_host, on_host
 from khot._refusals import refuse_subclass, refuse_trace, tracks_dependencies
 from khot._torch_internals import is_tracing
 from khot._validation import places, too_many
+from khot.kernels.call import Call, call_of
+from khot.kernels.exact.reductions import Whole
 
-from .placements import (
-    as_dtensor,
-    check_spread,
-    chunks,
-    has_dtensor,
-    is_dtensor,
-    local_part,
-    part_beside,
-    placed,
-    replicated,
-    shard_axis,
-    whole,
-)
-from .shards import Shards
+from .calls import Layout, ShardedCall, in_graph
+from .placements import has_dtensor
 
-if TYPE_CHECKING:
-    import torch.distributed.tensor
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.placement_types import Placement
-
-__all__ = ["is_handed_over", "of_rows", "with_own_code"]
+__all__ = ["has_sharded_form", "of_rows", "sharded_form"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 NUMBERS = ("k", "temperature", "scale", "strength", "epsilon", "softness", "starts", "lengths")
+HIDDEN = "_call"
 
 
-InParts = Callable[[dict[str, Any]], Callable[..., Tensor] | None]
+class _Decorator(Protocol):
+    @overload
+    def __call__(self, function: Callable[Concatenate[Call, P], R]) -> Callable[P, R]: ...  # type: ignore[overload-overlap]
 
-
-class Layout(NamedTuple):
-    """How arguments and result of a function belong to the rows of its first argument.
-
-    Attributes:
-        signature: The signature of the function.
-        rows: Parameters of the shape of the rows or, where that is allowed, broadcasting to it; the first is the lead.
-        numbers: Parameters that broadcast to the shape of the batch.
-        batch_first: Whether the result begins with the axes of the batch, rather than having those of the rows.
-        in_parts: For these arguments, the function with a first argument ``over`` that handles sharded rows, or None.
-    """
-
-    signature: inspect.Signature
-    rows: tuple[str, ...]
-    numbers: tuple[str, ...]
-    batch_first: bool
-    in_parts: InParts
-
-
-class _Meta(NamedTuple):
-    """A tensor without data."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-
-
-@overload
-def of_rows(function: Callable[P, R]) -> Callable[P, R]: ...
-
-
-@overload
-def of_rows(
-    *,
-    rows: tuple[str, ...] = ...,
-    numbers: tuple[str, ...] = ...,
-    batch_first: bool = ...,
-    in_parts: InParts = ...,
-    needs_float64: bool = ...,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]: ...
 
 
 def of_rows(
-    function: Any = None,
     *,
     rows: tuple[str, ...] = ("x",),
     numbers: tuple[str, ...] = (),
     batch_first: bool = False,
-    in_parts: InParts = lambda arguments: None,
+    sharded: bool | Callable[[dict[str, Any]], bool] = False,
     needs_float64: bool = True,
-) -> Any:
-    """Decorator for a function of rows: decides which tensors it takes, and makes it accept DTensors.
+) -> _Decorator:
+    """Decorator for a public function of rows.
+
+    Its first visible argument, if a tensor, contains the rows. Their axes are named by ``dim``; without that, the last
+    axis is the ground set. ``reduction``, if there is one, says how it reduces its results for rows. A parameter
+    ``_call`` before all others gets the kind of the call, and is hidden from users.
 
     Args:
-        function: A function whose first argument, if a tensor, contains the rows. Its axes are named by ``dim``;
-            without that, the last axis is the ground set. ``reduction``, if it has one, says how it reduces its results
-            for rows.
         rows: Names of the arguments with the axes of the rows.
         numbers: Names of those with the axes of the batch, in addition to k and the softness.
         batch_first: Whether the result begins with the axes of the batch, and does not have those of the rows.
-        in_parts: For its arguments, the function that handles sharded rows, which has a first argument ``over`` for
-            the reductions of a row; None if the rows are to be gathered.
+        sharded: Whether it handles sharded rows, with the reductions in ``_call.over``, or a function of its arguments
+            that says so. Otherwise rows are gathered. See :func:`sharded_form`.
         needs_float64: Whether it runs on the host if the device of its tensors has no float64.
     """
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        signature = inspect.signature(function)
-        known = tuple(name for name in (*NUMBERS, *numbers) if name in signature.parameters)
-        layout, most = Layout(signature, rows, known, batch_first, in_parts), places(signature)
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = inspect.signature(function).parameters
+        takes_call = HIDDEN in parameters
+        shown = inspect.Signature([p for name, p in parameters.items() if name != HIDDEN])
+        known, most = tuple(name for name in (*NUMBERS, *numbers) if name in parameters), places(shown)
+        names = tuple(shown.parameters)
+        defaults = {"dim": -1} | {name: p.default for name, p in parameters.items() if p.default is not p.empty}
 
-        names, defaults = tuple(signature.parameters), {"dim": -1, **_defaults(signature)}
+        def for_shards(over: Whole, *args: Any, **kwargs: Any) -> Any:
+            return function(call_of(*args, *kwargs.values())._replace(over=over), *args, **kwargs)
+
+        def by_itself(*args: Any, **kwargs: Any) -> Any:
+            return function(call_of(*args, *kwargs.values()), *args, **kwargs)
+
+        def find_sharded_form(arguments: dict[str, Any]) -> Any:
+            return for_shards if (sharded(arguments) if callable(sharded) else sharded) else None
+
+        local: Callable[..., Any] = _with_own_code(by_itself, function.__name__) if takes_call else function
+        layout = Layout(shown, rows, known, batch_first, find_sharded_form)
 
         def elsewhere(*args: Any, **kwargs: Any) -> Any:
             refuse_trace()
             values = (*args, *kwargs.values())
             if has_dtensor(values):
-                return _Call(function, layout, signature.bind(*args, **kwargs)).run()
+                return ShardedCall(local, layout, shown.bind(*args, **kwargs)).run()
             if tracked := [value for value in values if tracks_dependencies(value)]:
                 return handle_torch_function(elsewhere, tracked, *args, **kwargs)
             if needs_float64 and is_moved_to_host(args, kwargs):
-                return on_host(function, args, kwargs)
-            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                return on_host(local, args, kwargs)
+            for name, value in shown.bind(*args, **kwargs).arguments.items():
                 refuse_subclass(name, value)
-            return function(*args, **kwargs)
+            return local(*args, **kwargs)
 
         @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        def call(*args: Any, **kwargs: Any) -> Any:
             if len(args) > most:
-                raise too_many(function.__name__, signature, len(args))
-            if torch.compiler.is_compiling():
+                raise too_many(function.__name__, shown, len(args))
+            kind = call_of(*args, *kwargs.values())
+            if kind.is_compiling:
                 if has_dtensor((*args, *kwargs.values())):
-                    return cast(R, in_graph(function, names, defaults, rows, known, batch_first, args, kwargs))
-                return function(*args, **kwargs)
-            if not is_handed_over(args, kwargs, needs_float64):
-                return function(*args, **kwargs)
-            return cast(R, elsewhere(*args, **kwargs))
+                    return in_graph(local, names, defaults, rows, known, batch_first, args, kwargs)
+            elif not kind.is_plain and _is_handed_over(args, kwargs, needs_float64):
+                return elsewhere(*args, **kwargs)
+            return function(kind, *args, **kwargs) if takes_call else function(*args, **kwargs)
 
-        return with_own_code(call, function.__name__)
+        if takes_call:
+            call.__signature__ = shown  # type: ignore[attr-defined]
+            call.__annotations__ = {name: kind for name, kind in function.__annotations__.items() if name != HIDDEN}
+        if sharded:
+            call.sharded_form = for_shards  # type: ignore[attr-defined]
+        return _with_own_code(call, function.__name__)
 
-    return decorate if function is None else decorate(function)
-
-
-def _defaults(signature: inspect.Signature) -> dict[str, Any]:
-    return {p.name: p.default for p in signature.parameters.values() if p.default is not p.empty}
-
-
-def in_graph(
-    function: Callable[..., Any],
-    names: tuple[str, ...],
-    defaults: dict[str, Any],
-    rows: tuple[str, ...],
-    numbers: tuple[str, ...],
-    batch_first: bool,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """A call with DTensors, in operations that Dynamo can trace: rows are whole, and gathered if they are not.
-
-    For the parameters see :class:`Layout`; the checks are those of the local call.
-    """
-    kinds: Any = torch.distributed.tensor
-    arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-    lead, dim, reduction = arguments[rows[0]], arguments["dim"], arguments.get("reduction")
-    if not is_dtensor(lead):
-        raise TypeError(f"`{rows[0]}` must be a DTensor, too, if another argument is one: distribute it first")
-    ground = [axis % lead.dim() for axis in (dim if isinstance(dim, tuple) else (dim,))]
-    batch = [axis for axis in range(lead.dim()) if axis not in ground]
-    check_spread(rows[0], lead, rows[0], lead.device_mesh)
-    kept = [p if shard_axis(p) in batch or p.is_replicate() else kinds.Replicate() for p in lead.placements]
-    lead = lead.redistribute(placements=kept)
-    local = {rows[0]: lead.to_local(grad_placements=kept)}
-    for name, value in arguments.items():
-        if isinstance(value, Tensor) and name != rows[0]:
-            axes = _axes_beside(value, lead, name in rows, batch if name in numbers else [])
-            local[name] = part_beside(as_dtensor(name, value, rows[0], lead.device_mesh), kept, axes, batch)
-    if reduction in ("mean", "sum"):
-        local["reduction"] = "none"
-    given = {name: value for name, value in arguments.items() if name in names}
-    y = function(**{**given, **local}).contiguous()
-    where = [kinds.Shard(batch.index(p.dim)) if batch_first and p.is_shard() else p for p in kept]
-    shape = list(y.shape)
-    for before, after in zip(kept, where, strict=True):
-        if before.is_shard():
-            shape[after.dim] = lead.shape[before.dim]
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    result = kinds.DTensor.from_local(
-        y, lead.device_mesh, where, run_check=False, shape=torch.Size(shape), stride=tuple(strides)
-    )
-    if reduction not in ("mean", "sum"):
-        return result
-    total = result.sum().redistribute(placements=[kinds.Replicate()] * lead.device_mesh.ndim)
-    return total / math.prod(shape) if reduction == "mean" else total
+    return decorate
 
 
-def _axes_beside(value: Tensor, lead: "DTensor", has_rows: bool, batch: Sequence[int]) -> dict[int, int]:
-    """Maps axes of the rows to axes of another argument, for those along which it has the same length.
-
-    An argument that has no rows may have axes of the batch, those of the rows that are given.
-    """
-    if has_rows:
-        batch = list(range(lead.dim())) if value.dim() > 1 else []  # a single row is for all rows
-    pairs = zip(reversed(batch), reversed(range(value.dim())), strict=False)
-    return {axis: own for axis, own in pairs if value.shape[own] == lead.shape[axis]}
-
-
-def with_own_code(call: Callable[P, R], name: str) -> Callable[P, R]:
+def _with_own_code(call: Callable[P, R], name: str) -> Callable[P, R]:
     """The same function with its own code object.
 
     Dynamo distinguishes functions that it has compiled by their code, not by their closures.
@@ -233,126 +128,23 @@ def with_own_code(call: Callable[P, R], name: str) -> Callable[P, R]:
     return call
 
 
-def is_handed_over(args: tuple[Any, ...], kwargs: dict[str, Any], needs_float64: bool = True) -> bool:
-    """Whether :func:`of_rows` does anything more than run a call; must not be called under Dynamo."""
-    values = (*args, *kwargs.values()) if kwargs else args
+def _is_handed_over(args: tuple[Any, ...], kwargs: dict[str, Any], needs_float64: bool) -> bool:
+    """Whether a call that is not plain needs more than to be run; must not be called under Dynamo."""
+    values = (*args, *kwargs.values())
     if is_tracing() or has_torch_function(values) or has_dtensor(values):
         return True
     return needs_float64 and is_moved_to_host(args, kwargs)
 
 
-class _Call:
-    """A call with DTensors."""
-
-    def __init__(self, function: Callable[..., Any], layout: Layout, bound: inspect.BoundArguments) -> None:
-        bound.apply_defaults()
-        self.function, self.layout, self.arguments = function, layout, dict(bound.arguments)
-        name = layout.rows[0]
-        lead: Any = self.arguments[name]
-        if not is_dtensor(lead):
-            others = (other for other, value in self.arguments.items() if is_dtensor(value))
-            raise TypeError(f"`{name}` must be a DTensor, too, if `{next(others)}` is one: distribute it first")
-        check_spread(name, lead, name, lead.device_mesh)
-        self.lead_name, self.mesh = name, lead.device_mesh
-        for other, value in self.arguments.items():
-            if isinstance(value, Tensor):
-                self.arguments[other] = as_dtensor(other, value, name, self.mesh)
-        self.reduction = self.arguments.get("reduction")
-        self.shape, self.stride = self._judge()
-
-    def run(self) -> "DTensor":
-        """The result, as a DTensor."""
-        lead: DTensor = self.arguments[self.lead_name]
-        ground = self._ground_axes(lead.dim())
-        cut = [at for at, placement in enumerate(lead.placements) if shard_axis(placement) in ground]
-        in_parts = self.layout.in_parts(self.arguments) if cut else None
-        one = torch.distributed.tensor.Replicate()
-        gone = {at for at, p in enumerate(lead.placements) if p.is_partial()} | set(() if in_parts else cut)
-        self.lead = placed(lead, [one if at in gone else p for at, p in enumerate(lead.placements)])
-        self.batch = [axis for axis in range(lead.dim()) if axis not in ground]
-        arguments = {name: self._localised(name, value) for name, value in self.arguments.items()}
-        local = in_parts(shards_of(self.lead, ground, cut), **arguments) if in_parts else self.function(**arguments)
-        result = whole(local, self.lead, [self._of_result(p) for p in self.lead.placements], self.shape, self.stride)
-        if self.reduction in ("mean", "sum"):
-            return self._reduced(result)
-        if self.layout.batch_first:
-            return result
-        return placed(result, [lead.placements[at] if at in cut else p for at, p in enumerate(result.placements)])
-
-    def _judge(self) -> tuple[torch.Size, tuple[int, ...]]:
-        """Shape and stride of the whole result, before any reduction; raises the function's errors about shapes."""
-        found = self._tried()
-        if self.reduction not in ("mean", "sum"):
-            return found
-        self.arguments["reduction"] = "none"
-        return self._tried()
-
-    def _tried(self) -> tuple[torch.Size, tuple[int, ...]]:
-        described = {
-            name: _Meta(value.shape, value.dtype) if isinstance(value, Tensor) else value
-            for name, value in self.arguments.items()
-        }
-        call = self.function, tuple(described), *described.values()
-        return (_dry_run if _is_hashable(call) else _dry_run.__wrapped__)(*call)
-
-    def _ground_axes(self, axes: int) -> set[int]:
-        dim = self.arguments.get("dim", -1)
-        return {axis % axes for axis in (dim if isinstance(dim, tuple) else (dim,))}
-
-    def _localised(self, name: str, value: Any) -> Any:
-        """The local part of an argument, aligned with the local rows."""
-        if not isinstance(value, Tensor):
-            return value
-        dtensor: Any = value
-        if name == self.lead_name:
-            return local_part(self.lead, self.lead.placements)
-        numbered = self.batch if name in self.layout.numbers else []
-        axes = _axes_beside(value, self.lead, name in self.layout.rows, numbered)
-        return part_beside(dtensor, self.lead.placements, axes, self.batch)
-
-    def _of_result(self, placement: "Placement") -> "Placement":
-        """The placement of the result for a placement of the rows."""
-        axis = shard_axis(placement)
-        if axis is None or not self.layout.batch_first:
-            return placement
-        if axis not in self.batch:  # one number for all parts of a row
-            return torch.distributed.tensor.Replicate()
-        return torch.distributed.tensor.Shard(self.batch.index(axis))
-
-    def _reduced(self, losses: "DTensor") -> "DTensor":
-        """Their sum or mean, the same on all processes."""
-        dtype = losses.dtype
-        total: Any = (losses.float() if dtype.itemsize < 4 else losses).sum()
-        total = placed(total, replicated(self.mesh))
-        return (total / losses.numel() if self.reduction == "mean" else total).to(dtype)
+def has_sharded_form(function: Callable[..., Any]) -> bool:
+    """Whether a map, perhaps with settings in a partial, handles sharded rows."""
+    return hasattr(function.func if isinstance(function, partial) else function, "sharded_form")
 
 
-def shards_of(rows: "DTensor", ground: set[int], cut: Sequence[int]) -> Shards:
-    """The processes that hold the items of rows with these ground-set axes, sharded along these mesh axes."""
-    mesh, lengths = rows.device_mesh, [{axis: rows.shape[axis] for axis in ground}]
-    for at in cut:
-        axis, parts = shard_axis(rows.placements[at]), mesh.size(at)
-        assert axis is not None
-        lengths = [held | {axis: part} for held in lengths for part in chunks(held[axis], parts)]
-    items = tuple(math.prod(held.values()) for held in lengths)
-    return Shards(tuple(mesh.get_group(at) for at in cut), sum(items), items)
-
-
-@functools.lru_cache(maxsize=512, typed=True)
-def _dry_run(function: Callable[..., Tensor], names: Sequence[str], *values: Any) -> tuple[torch.Size, tuple[int, ...]]:
-    """Shape and stride of the result for arguments without data."""
-    arguments = {
-        name: torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, _Meta) else value
-        for name, value in zip(names, values, strict=True)
-    }
-    with torch.no_grad():
-        result = function(**arguments)
-    return result.shape, result.stride()
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:  # a list, for example
-        return False
-    return True
+def sharded_form(function: Callable[..., Tensor], over: Whole) -> Callable[..., Tensor]:
+    """The map, perhaps with settings in a partial, of rows whose parts are combined by these reductions."""
+    if over.is_whole:
+        return function
+    if isinstance(function, partial):
+        return partial(sharded_form(function.func, over), *function.args, **function.keywords)
+    return partial(function.sharded_form, over)  # type: ignore[attr-defined]

@@ -122,8 +122,8 @@ def part_beside(value: "DTensor", rows: "Sequence[Placement]", axes: dict[int, i
             grad_placements.append(placements[-1])
             continue
         placements.append(torch.distributed.tensor.Replicate())
-        in_parts = axis in batch  # every process has the gradient of its own rows
-        grad_placements.append(torch.distributed.tensor.Partial() if in_parts else placements[-1])
+        is_own = axis in batch  # every process has the gradient of its own rows
+        grad_placements.append(torch.distributed.tensor.Partial() if is_own else placements[-1])
     return local_part(placed(value, placements), grad_placements)
 
 

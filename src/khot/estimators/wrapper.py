@@ -13,13 +13,7 @@ from typing_extensions import Self
 
 from khot._contents import looks_at_contents
 from khot._shapes import broadcast_shapes
-from khot._validation import (
-    check_flag,
-    check_positive_contents,
-    check_value,
-    checked_positive,
-    described,
-)
+from khot._validation import check_flag, check_positive_contents, check_value, checked_positive, described
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution, unrounded
 from khot.distributions.entry import entry

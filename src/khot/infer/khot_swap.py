@@ -18,16 +18,7 @@ from khot._validation import check_function, check_share, checked_count
 from .chains import ADVICE, PLATE, Acceptance, InChains, values_of_chain
 from .log_joint import LogJoint
 from .paths import Path, PathLength
-from .sites import (
-    GivenKHot,
-    KHotSite,
-    Latents,
-    Start,
-    State,
-    Values,
-    latent_sites,
-    nesting_of,
-)
+from .sites import GivenKHot, KHotSite, Latents, Start, State, Values, latent_sites, nesting_of
 from .swaps import Move, Point, Proposals, log_ratio
 
 MAX_TRIES = 100  # draws from the prior until one has a finite log joint density, as in Pyro's HMC

@@ -7,16 +7,11 @@
 A compiled graph keeps an operator whole. An eager call bypasses torch's dispatcher, which costs tens of microseconds,
 and at the first call the import of torch's compiler.
 
-The first backend without a reason to refuse a call computes it; if all refuse, plain torch does. A backend refuses
-
-* if another one was requested by name;
-* if it does not support the device, see :mod:`khot.kernels.operators.platforms`, or there is nothing to compute;
-* if its ``takes`` gives a reason, such as a dtype that it has no loop for;
-* if something prevents it from running, such as a library that is not installed.
-
-This is decided once for all calls with the same device, dtype and facts about their arguments, and then looked up in a
-dictionary. The module of a backend is imported at the first call that it computes. At the level ``DEBUG`` the logger
-``khot`` tells which backend computes a call, and these reasons.
+A call is computed by the first backend that has no reason to refuse it, and otherwise by plain torch. Reasons are that
+another backend was requested, the device (see :mod:`khot.kernels.operators.platforms`), what the backend's ``takes``
+says, or that a library is not installed. The choice is made once for all calls with the same device, dtype and facts
+about their arguments; then it is looked up in a dictionary. At the level ``DEBUG`` the logger ``khot`` tells which
+backend computes a call, and the reasons of the others.
 
 ``KHOT_BACKEND`` in the environment, or :func:`backend` around a piece of code, requests a backend for every operation:
 
@@ -26,8 +21,6 @@ dictionary. The module of a backend is imported at the first call that it comput
     numba    numba if an operation has loops for the call, or an error that says why they cannot run
     triton   Triton if an operation has a kernel for the call, or an error that says why it cannot run; on a CPU only
              in its interpreter (``TRITON_INTERPRET=1``)
-
-Plain torch computes everything that the requested backend does not support.
 """
 
 import functools
@@ -174,15 +167,14 @@ class Operation:
         """:meth:`find`, for the first time."""
         told = ""
         for name in self.backends:
-            reason = self._refusal(name, x, *facts)
+            refusal = self._refusal(name, x, *facts)
+            reason = refusal or OBSTACLES[name](x.device)
             if reason is None:
-                reason = OBSTACLES[name](x.device)
-                if reason is None:
-                    return Choice(self.load(name, x, *facts), f"{self.name} runs on {name}{told}")
-                if name == _wanted and x.device.type != "meta":
-                    raise RuntimeError(f"backend {name!r} is forced, but {reason}")
-                if name == "triton" and lacks_triton():
-                    warn_without_triton()
+                return Choice(self.load(name, x, *facts), f"{self.name} runs on {name}{told}")
+            if refusal is None and name == _wanted and x.device.type != "meta":
+                raise RuntimeError(f"backend {name!r} is forced, but {reason}")
+            if refusal is None and name == "triton" and lacks_triton():
+                warn_without_triton()
             told += f"; not on {name}: {reason}"
         return Choice(None, f"{self.name} runs on torch{told}")
 

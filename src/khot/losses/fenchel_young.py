@@ -12,11 +12,7 @@ from khot._distributed.boundary import of_rows
 from khot._validation import check_choice, check_flag, check_scores, check_softness
 from khot.kernels.exact.rows import compute_dtype
 from khot.kernels.operators.autograd import with_forward_mode
-from khot.relaxations import (
-    sparse_topk,
-    sparse_topk_magnitude,
-    sparse_topk_signed,
-)
+from khot.relaxations import sparse_topk, sparse_topk_magnitude, sparse_topk_signed
 
 from .shared import REDUCTIONS, check_like_scores
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from khot._contents import can_look, looks_at_contents
+from khot._distributed.boundary import sharded_form
 from khot._distributed.placements import is_dtensor
 from khot._module import Module, as_scalar
 from khot._torch_internals import is_exporting, is_known
@@ -28,7 +29,6 @@ from khot.kernels.exact.reductions import WHOLE, Whole
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import straight_through_topk, topk_mask
 from khot.relaxations.axes import as_axes, as_rows
-from khot.relaxations.boundary import over_parts
 from khot.relaxations.hard import indices_of_largest
 
 Relaxation = Callable[..., Tensor]
@@ -107,11 +107,11 @@ class Masking(Module):
         if hard or softness is None:
             return hard_mask(x, k, dim, over)
         if self.straight_through:
-            return over_parts(straight_through_topk, over)(x, k, softness, dim=dim, relaxation=self.relaxation)
+            return sharded_form(straight_through_topk, over)(x, k, softness, dim=dim, relaxation=self.relaxation)
         if is_dtensor(x):  # its axes should not be moved
             return self.relaxation(x, k, softness, dim=dim)
         rows = as_rows(x, dim)
-        return as_axes(over_parts(self.relaxation, over)(rows, k, softness), x, dim)
+        return as_axes(sharded_form(self.relaxation, over)(rows, k, softness), x, dim)
 
     def _scores_of(self, x: Tensor) -> Tensor:
         """The scores that decide which entries are kept, values or absolute values; ``-inf`` excludes an entry."""
@@ -140,7 +140,7 @@ def hard_mask(x: Tensor, k: Any, dim: int | tuple[int, ...], over: Whole = WHOLE
     """
     if not isinstance(k, Tensor):
         k = checked_int("k", k, "an int or an integer tensor for a hard mask")
-    mask = over_parts(topk_mask, over)(x, k, dim=dim)
+    mask = sharded_form(topk_mask, over)(x, k, dim=dim)
     if has_parts(x) or not over.is_whole or not looks_at_contents(*tensors_among(x, k)):
         return mask.masked_fill(x == -torch.inf, 0)
     check_enough(as_rows(x, dim), k)

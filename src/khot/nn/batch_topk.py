@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from khot._contents import checks_contents, looks_at_contents
-from khot._distributed.boundary import shards_of
+from khot._distributed.boundary import has_sharded_form
+from khot._distributed.calls import shards_of
 from khot._distributed.placements import as_dtensor, is_dtensor, local_part, placed, replicated, shard_axis, whole
 from khot._distributed.shards import Shards
 from khot._host import has_float64
@@ -26,7 +27,6 @@ from khot._validation import (
 from khot.kernels.exact.reductions import WHOLE, Whole
 from khot.kernels.registry import define
 from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
-from khot.relaxations.boundary import has_sharded_form
 
 from ._keeping import keep_largest
 from ._masking import Relaxation, hard_mask, keep_masked

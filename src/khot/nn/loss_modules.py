@@ -56,14 +56,7 @@ class FenchelYoungTopKLoss(Module):
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         return fenchel_young_topk_loss(
-            x,
-            target,
-            self._number("k"),
-            self._number("strength"),
-            self.p,
-            self.kind,
-            self.reduction,
-            self.unbounded,
+            x, target, self._number("k"), self._number("strength"), self.p, self.kind, self.reduction, self.unbounded
         )
 
     def extra_repr(self) -> str:

@@ -257,7 +257,7 @@ def _tile_patterns(n: int, m: int) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(itertools.chain(*tile)) for tile in of_columns)
 
 
-@of_rows
+@of_rows()
 def _transposable_mask(x: Tensor, patterns: tuple[tuple[float, ...], ...], m: int, *, dim: tuple[int, int]) -> Tensor:
     """The mask of the best pattern of each m x m tile of the two axes."""
     choices = torch.tensor(patterns, dtype=x.dtype, device=x.device)
@@ -310,12 +310,7 @@ class MagnitudeSparsity(Pattern):
     strength: float | None
 
     def __init__(
-        self,
-        density: float,
-        *,
-        strength: float | None = None,
-        p: float = 2.0,
-        dim: int | tuple[int, ...] | None = None,
+        self, density: float, *, strength: float | None = None, p: float = 2.0, dim: int | tuple[int, ...] | None = None
     ) -> None:
         super().__init__()
         check_exponent(p)

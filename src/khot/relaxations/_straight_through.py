@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from khot._distributed.boundary import has_sharded_form, of_rows, sharded_form
 from khot._refusals import refuse_trace
 from khot._torch_internals import leave_graph_if_differentiated
 from khot._validation import check_floating, check_function, check_positive_contents, check_scores, check_softness
@@ -12,12 +13,11 @@ from khot.kernels.call import Call
 from khot.kernels.operators.autograd import with_derivatives_of
 
 from .axes import as_axes, as_rows
-from .boundary import has_sharded_form, over_parts, with_call
 from .hard import topk_mask
 from .sigmoid import sigmoid_topk
 
 
-@with_call(in_parts=lambda arguments: has_sharded_form(arguments["relaxation"]))
+@of_rows(sharded=lambda arguments: has_sharded_form(arguments["relaxation"]))
 def straight_through_topk(
     _call: Call,
     x: Tensor,
@@ -65,9 +65,9 @@ def straight_through_topk(
     rows = as_rows(x, dim)
     check_softness("softness", softness, x, rows.shape[:-1])  # here, for an error with this name
     check_positive_contents("softness", softness)
-    relaxed = over_parts(relaxation, _call.over)(rows, k, softness)
+    relaxed = sharded_form(relaxation, _call.over)(rows, k, softness)
     size = k.detach().round().long() if isinstance(k, Tensor) else round(k)
-    return as_axes(with_derivatives_of(over_parts(topk_mask, _call.over)(rows, size), relaxed), x, dim)
+    return as_axes(with_derivatives_of(sharded_form(topk_mask, _call.over)(rows, size), relaxed), x, dim)
 
 
 def straight_through_value(hard: Tensor, soft: Tensor) -> Tensor:

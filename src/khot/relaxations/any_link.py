@@ -2,16 +2,16 @@
 
 from torch import Tensor
 
+from khot._distributed.boundary import of_rows
 from khot._validation import described
 from khot.kernels.call import Call
 from khot.kernels.links.base import Link
 from khot.kernels.threshold.kinds import MASK
 
-from .boundary import with_call
 from .engine import ThresholdMap
 
 
-@with_call(in_parts=True)
+@of_rows(sharded=True)
 def capped_simplex_map(
     _call: Call,
     x: Tensor,

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from khot._contents import checks_contents
+from khot._distributed.boundary import of_rows
 from khot._distributed.shards import Shards
 from khot._torch_internals import is_exporting
 from khot._validation import check_broadcasts, check_k, check_scores, checked_int, in_wide_dtype
@@ -16,10 +17,9 @@ from khot.kernels.exact.rows import compute_dtype, in_rows_of, with_an_item
 from khot.kernels.selection import exact
 
 from .axes import as_axes, as_rows
-from .boundary import with_call
 
 
-@with_call(in_parts=True, needs_float64=False)
+@of_rows(sharded=True, needs_float64=False)
 def topk_mask(_call: Call, x: Tensor, k: int | Tensor, *, dim: int | tuple[int, ...] = -1) -> Tensor:
     r"""Marks the k largest entries with ones.
 
@@ -62,7 +62,7 @@ def topk_mask(_call: Call, x: Tensor, k: int | Tensor, *, dim: int | tuple[int, 
     return as_axes(selection.topk_mask.within(_call, rows, sizes, checks_contents(x)), x, dim)
 
 
-@with_call(needs_float64=False)
+@of_rows(needs_float64=False)
 def topk_indices(
     _call: Call,
     x: Tensor,
@@ -146,7 +146,7 @@ def _positions(
     return selection.topk_indices.within(call, x, k, *bounds, skips, fill, checks_contents(x))
 
 
-@with_call(needs_float64=False)
+@of_rows(needs_float64=False)
 def indices_of_largest(_call: Call, x: Tensor, k: int) -> Tensor:
     """The indices of the k largest entries of each row of x (..., n), in increasing order, for ``0 <= k <= n``.
 

@@ -2,16 +2,16 @@
 
 from torch import Tensor
 
+from khot._distributed.boundary import of_rows
 from khot.kernels.call import Call
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.threshold.kinds import MAGNITUDE
 
-from .boundary import with_call
 from .engine import ThresholdMap
 from .sparse import check_exponent
 
 
-@with_call(in_parts=True)
+@of_rows(sharded=True)
 def sparse_topk_magnitude(
     _call: Call,
     x: Tensor,

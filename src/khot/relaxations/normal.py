@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
+from khot._distributed.boundary import of_rows
 from khot.kernels.call import Call
 from khot.kernels.links.normal import NORMAL
 from khot.kernels.threshold.kinds import MASK
 
-from .boundary import with_call
 from .engine import ThresholdMap
 from .linked import with_link
 
@@ -14,7 +14,7 @@ MAP = ThresholdMap(NORMAL, "scale", MASK)
 
 
 @with_link(MAP.link)
-@with_call(in_parts=True)
+@of_rows(sharded=True)
 def normal_topk(
     _call: Call, x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, *, dim: int | tuple[int, ...] = -1
 ) -> Tensor:

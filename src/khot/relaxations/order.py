@@ -11,6 +11,7 @@ from torch import Tensor
 
 from khot._distributed.boundary import of_rows
 from khot.kernels import order as kernel
+from khot.kernels.call import Call
 
 from .excluded import with_lowest_first
 from .laplace import carried, decayed_sums, positions, slice_weights, soft_count_inverse
@@ -54,8 +55,10 @@ _SORT = OrderMap(_sort, kernel.soft_sort)
 _PERMUTATION = OrderMap(_permutation, kernel.soft_permutation)
 
 
-@of_rows
-def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, *, dim: int = -1) -> Tensor:
+@of_rows()
+def soft_rank(
+    _call: Call, x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, *, dim: int = -1
+) -> Tensor:
     r"""Relaxes the ranks of the entries, from 1 to n (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: r_i &= \tfrac12 + \sum_j \mathrm{Lap}((x_i - x_j)/s), \\
@@ -87,12 +90,14 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         tensor([1.0000, 3.0000, 2.0000])
     """
     rows, _ = sorted_scores(x, scale, descending, dim)
-    y = _RANK(*rows).to(x.dtype)
+    y = _RANK(_call, *rows).to(x.dtype)
     return y if dim == -1 else y.movedim(-1, dim)
 
 
-@of_rows
-def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, *, dim: int = -1) -> Tensor:
+@of_rows()
+def soft_sort(
+    _call: Call, x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, *, dim: int = -1
+) -> Tensor:
     r"""Relaxes sorting (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: y_j &= F^{-1}(j - \tfrac12), \quad j = 1 \dots n, \\ F(t) &= \sum_i \mathrm{Lap}((t - x_i)/s)
@@ -123,14 +128,16 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         tensor([-0.0646,  1.0534,  3.0103])
     """
     rows, filled = sorted_scores(x, scale, descending, dim)
-    y = _SORT(*rows).to(x.dtype)
+    y = _SORT(_call, *rows).to(x.dtype)
     if filled is not None:
         y = with_lowest_first(y, filled.number, descending)
     return y if dim == -1 else y.movedim(-1, dim)
 
 
 @of_rows(batch_first=True)
-def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, *, dim: int = -1) -> Tensor:
+def soft_permutation(
+    _call: Call, x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, *, dim: int = -1
+) -> Tensor:
     r"""Relaxes the permutation matrix that sorts the entries (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: P_{ij} &= \mathrm{Lap}((b_j - x_i)/s) - \mathrm{Lap}((b_{j-1} - x_i)/s), \\ b_j &= F^{-1}(j),
@@ -167,4 +174,4 @@ def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = 
                 [0., 1., 0.]])
     """
     rows, _ = sorted_scores(x, scale, descending, dim)
-    return _PERMUTATION(*rows).to(x.dtype)
+    return _PERMUTATION(_call, *rows).to(x.dtype)

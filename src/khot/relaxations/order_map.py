@@ -17,8 +17,9 @@ from torch.autograd import Function
 from khot._contents import looks_at_contents
 from khot._torch_internals import no_view
 from khot._validation import check_flag, check_scores, check_softness, check_softness_contents
-from khot.kernels.call import is_first_derivative, is_plain
+from khot.kernels.call import Call, is_first_derivative
 from khot.kernels.exact.rows import in_rows_of
+from khot.kernels.operators.autograd import wants_gradient
 from khot.kernels.order import RowMap, sorted_rows
 from khot.kernels.order.sums import FAR
 from khot.kernels.registry import Operation
@@ -85,14 +86,14 @@ class OrderMap:
     compose: Callable[[Tensor, Tensor, float | Tensor], Tensor]
     whole: Operation
 
-    def __call__(self, x: Tensor, values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
-        """The map of x (..., n), which is already sorted."""
-        found = self.whole.find(x) if is_plain(x, scale) else None
+    def __call__(self, call: Call, x: Tensor, values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
+        """The map of x (..., n), which is already sorted, in a call of this kind."""
+        found = self.whole.find(x) if call.is_plain else None
         if found is None:
             return self.compose(x.gather(-1, order), order, scale)
         if isinstance(scale, Tensor):
             scale = scale.to(x.device, torch.float64).expand(x.shape[:-1])
-        if torch.is_grad_enabled() and (x.requires_grad or (isinstance(scale, Tensor) and scale.requires_grad)):
+        if wants_gradient(x, scale):
             result: Tensor = _Whole.apply(x, scale, values, order, found, self.compose)
             return result
         with torch.no_grad():

@@ -7,6 +7,7 @@ from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
 from khot._validation import check_scores, check_softness, check_strided
 from khot.kernels import order as kernel
+from khot.kernels.call import Call
 from khot.kernels.isotonic.exact import block_sums
 from khot.kernels.order import sorted_rows
 
@@ -130,8 +131,8 @@ def _check_weights(w: Tensor, x: Tensor, dim: int) -> None:
         )
 
 
-@of_rows
-def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, *, dim: int = -1) -> Tensor:
+@of_rows()
+def permutahedron_rank(_call: Call, x: Tensor, strength: float | Tensor = 1.0, *, dim: int = -1) -> Tensor:
     r"""Relaxes the ranks by projection onto the permutahedron (second argument: ``strength``; ``dim`` by keyword).
 
     .. math:: r = \arg\min_{r \in \mathcal{P}(1, \dots, n)} \tfrac12 \|r - x/\lambda\|^2
@@ -161,11 +162,11 @@ def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, *, dim: int = 
         tensor([1., 3., 2.])
     """
     rows, _ = sorted_scores(x, strength, False, dim, "strength")
-    return _RANK(*rows).to(x.dtype).movedim(-1, dim)
+    return _RANK(_call, *rows).to(x.dtype).movedim(-1, dim)
 
 
-@of_rows
-def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, *, dim: int = -1) -> Tensor:
+@of_rows()
+def permutahedron_sort(_call: Call, x: Tensor, strength: float | Tensor = 1.0, *, dim: int = -1) -> Tensor:
     r"""Relaxes ascending order by projection onto a permutahedron (second argument: ``strength``; ``dim`` by keyword).
 
     .. math:: y = \arg\min_{y \in \mathcal{P}(x)} \tfrac12 \|y - (1, \dots, n)/\lambda\|^2
@@ -203,5 +204,5 @@ def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, *, dim: int = 
         # They then pool neither with each other nor with the other entries.
         highest = values[..., -1:].nan_to_num(neginf=0.0)
         values, items = (torch.where(v == -torch.inf, highest, v) for v in (values, items))
-    y = _SORT(items, values, order, strength)
+    y = _SORT(_call, items, values, order, strength)
     return (y if count is None else with_lowest_first(y, count)).movedim(-1, dim)

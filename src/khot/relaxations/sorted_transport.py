@@ -104,15 +104,9 @@ def _checked_tol(tol: float | None, dtype: torch.dtype) -> float:
     return tol
 
 
-@of_rows
+@of_rows()
 def sorted_transport_topk(
-    x: Tensor,
-    k: int,
-    epsilon: float | Tensor = 0.1,
-    *,
-    dim: int = -1,
-    tol: float | None = None,
-    max_iter: int = 1000,
+    x: Tensor, k: int, epsilon: float | Tensor = 0.1, *, dim: int = -1, tol: float | None = None, max_iter: int = 1000
 ) -> Tensor:
     r"""Relaxes the k largest entries, in order, by optimal transport (third argument: ``epsilon``; ``dim`` by keyword).
 

@@ -4,12 +4,12 @@ from numbers import Real
 
 from torch import Tensor
 
+from khot._distributed.boundary import of_rows
 from khot.kernels.call import Call
 from khot.kernels.links.base import Link
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.threshold.kinds import MASK
 
-from .boundary import with_call
 from .engine import ThresholdMap
 from .linked import with_link
 
@@ -28,7 +28,7 @@ def _link(p: float = 2.0, **_: object) -> Link:
 
 
 @with_link(_link)
-@with_call(in_parts=True)
+@of_rows(sharded=True)
 def sparse_topk(
     _call: Call,
     x: Tensor,

@@ -51,7 +51,7 @@ def _compose(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Tens
     return y.masked_fill(excluded, 0)
 
 
-@of_rows
+@of_rows()
 def successive_softmax_topk(
     x: Tensor, k: int | Tensor, temperature: float | Tensor = 1.0, *, dim: int | tuple[int, ...] = -1
 ) -> Tensor:

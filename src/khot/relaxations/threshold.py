@@ -6,19 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._distributed.boundary import of_rows
 from khot._validation import check_function, check_scores, check_softness
 from khot.kernels.call import Call
 from khot.kernels.threshold.kinds import MASK
 
 from .axes import as_rows
-from .boundary import with_call
 from .engine import ThresholdMap
 from .hard import topk_mask
 from .linked import has_link, link_of, scale_of
 from .sigmoid import sigmoid_topk
 
 
-@with_call(batch_first=True, in_parts=has_link)
+@of_rows(batch_first=True, sharded=has_link)
 def topk_threshold(
     _call: Call,
     x: Tensor,

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from khot._contents import can_look, checks_contents
+from khot._distributed.boundary import of_rows
 from khot._torch_internals import is_recorded
 from khot._validation import check_scores, check_softness, check_softness_contents
 from khot.kernels.call import Call
@@ -10,7 +11,6 @@ from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.threshold.kinds import MASK
 
 from .axes import as_rows
-from .boundary import with_call
 from .engine import ThresholdMap
 from .linked import logarithm_of, with_link
 from .sigmoid import log_sigmoid_topk
@@ -19,7 +19,7 @@ MAP = ThresholdMap(LOGISTIC, "epsilon / 2", MASK)
 
 
 @with_link(LOGISTIC, factor=0.5)
-@with_call(in_parts=True)
+@of_rows(sharded=True)
 def transport_topk(
     _call: Call, x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, *, dim: int | tuple[int, ...] = -1
 ) -> Tensor:

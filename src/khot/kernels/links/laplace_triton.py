@@ -31,11 +31,6 @@ def _quantile(p, complement, q, LINK: tl.constexpr):
 
 
 LAPLACE = SmoothLink(
-    name="laplace",
-    of=Laplace,
-    unit=LOG2_E.value,
-    quantile=_quantile,
-    tails=_tails,
-    log_tail=_log_tail,
+    name="laplace", of=Laplace, unit=LOG2_E.value, quantile=_quantile, tails=_tails, log_tail=_log_tail
 )
 KERNELS = {LAPLACE.name: LAPLACE}

@@ -40,10 +40,7 @@ def with_derivatives_of(value: Tensor, carrier: Tensor) -> Tensor:
 
 def move_batch_last(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
     """The arguments of a vmap rule with the batch as the last axis."""
-    return [
-        x.unsqueeze(-1).expand(*x.shape, size) if dim is None else x.movedim(dim, -1)
-        for dim, x in zip(in_dims, tensors, strict=False)
-    ]
+    return [x.movedim(0, -1) for x in move_batch_first(size, in_dims, tensors)]
 
 
 class SavingFunction(Function):

@@ -68,13 +68,7 @@ def _rows_of(fill_ranks: Any) -> Callable[..., int]:
 
 
 def order_draw(
-    theta: Tensor,
-    k: Tensor,
-    centre: Tensor,
-    seed: Tensor,
-    draws: int,
-    dtype: torch.dtype,
-    noise: str,
+    theta: Tensor, k: Tensor, centre: Tensor, seed: Tensor, draws: int, dtype: torch.dtype, noise: str
 ) -> Tensor:
     *batch, n = theta.shape
     positions = theta.detach().double().reshape(-1, n).contiguous()

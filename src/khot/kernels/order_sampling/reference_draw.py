@@ -43,13 +43,7 @@ def _exp_noise(noise: Noise, u: Tensor) -> Tensor:
 
 
 def order_draw(
-    theta: Tensor,
-    k: Tensor,
-    centre: Tensor,
-    seed: Tensor,
-    draws: int,
-    dtype: torch.dtype,
-    noise: str,
+    theta: Tensor, k: Tensor, centre: Tensor, seed: Tensor, draws: int, dtype: torch.dtype, noise: str
 ) -> Tensor:
     """k-hot draws ``(draws, *batch, n)``, a function of the seed.
 

@@ -21,16 +21,7 @@ from torch import Tensor
 
 from ..gpu.plans import Table, plan
 from ..gpu.random_numbers import random_words, uniform_and_rest
-from ..gpu.tools import (
-    add3,
-    arithmetic,
-    load_tile,
-    on_device,
-    rows_of,
-    split_threshold,
-    store_tile,
-    without_expansion,
-)
+from ..gpu.tools import add3, arithmetic, load_tile, on_device, rows_of, split_threshold, store_tile, without_expansion
 
 DRAW: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16))}  # ranks, for positions of any dtype
 REACH = tl.constexpr(40.0)  # bound of theta - t; e^40 times any noise fits into float32, and e^-40 is negligible
@@ -58,17 +49,7 @@ NOISES = {"logistic": _odds, "log_exponential": _exponential}
 
 @triton.jit
 def _tile_keys(
-    theta_ptr,
-    start,
-    n,
-    high,
-    low,
-    seed,
-    draw,
-    row,
-    NOISE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DTYPE: tl.constexpr,
+    theta_ptr, start, n, high, low, seed, draw, row, NOISE: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr
 ):
     """The bits of a tile of ranks: 0 for included units, INFINITE for excluded ones and beyond the row."""
     theta = load_tile(theta_ptr, start, n, BLOCK, DTYPE)  # (BLOCK,)
@@ -194,13 +175,7 @@ def _order_draw(
 
 
 def order_draw(
-    theta: Tensor,
-    k: Tensor,
-    centre: Tensor,
-    seed: Tensor,
-    draws: int,
-    dtype: torch.dtype,
-    noise: str,
+    theta: Tensor, k: Tensor, centre: Tensor, seed: Tensor, draws: int, dtype: torch.dtype, noise: str
 ) -> Tensor:
     shape, batch = (draws, *theta.shape), centre.numel()
     draws, (theta, centre, k) = without_expansion(draws, theta, centre, k)

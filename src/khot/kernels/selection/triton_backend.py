@@ -9,12 +9,15 @@ There are three ways to process a row, chosen by :func:`khot.kernels.gpu.plans.p
     split       several programs for a row and a launch for every count, which ends at once for rows that are done;
                 each program sums the counts of the previous launch, and the last counts give the ties before each part
 
-Layout: x, y (rows, n), unit last stride; k (rows,). With INDICES, y has positions (rows, width), filled up already, and
+Layout: x, y (rows, n), unit last stride; k (rows,). For indices, y has positions (rows, width), filled up already, and
 bounds (rows, 2) are those of the part of each row. Keys are int32, for float64 int64. NaN has a place in their order:
-every mask gets exactly k ones. Keys up to FLOOR, such as that of ``-inf``, are never chosen.
+every mask gets exactly k ones. Keys up to the floor, such as that of ``-inf``, are never chosen.
 """
 
 # mypy: disable-error-code="no-untyped-def"
+
+import functools
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -39,9 +42,39 @@ EXCLUDED = {  # keys of -inf
 BITS = {torch.float64: 64, torch.float32: 32, torch.float16: 16, torch.bfloat16: 16}
 
 
+@dataclass(frozen=True)
+class Task:
+    """What a kernel is compiled for.
+
+    Attributes:
+        lowest: The least number in the dtype of keys, which is no key.
+        key: The dtype of keys.
+        floor: The largest key that is never chosen.
+        block: Entries of a row that a program holds at a time.
+        aligned: Whether rows begin and end at multiples of 16 entries.
+        indices: Whether positions are wanted, rather than a mask.
+        rows: Rows of a program.
+        in_registers: Whether they stay on chip.
+        parts: Programs of a split row, or the next power of 2.
+    """
+
+    lowest: int
+    key: tl.dtype
+    floor: int
+    block: int
+    aligned: bool
+    indices: bool
+    rows: int = 1
+    in_registers: bool = False
+    parts: int = 1
+
+
+_task = functools.cache(Task)
+
+
 @triton.jit
-def _load_keys(x_ptr, places, there, LOWEST: tl.constexpr):
-    """Numbers as integers of the same order, both zeros as 0; LOWEST, which is no number's key, outside the row."""
+def _load_keys(x_ptr, places, there, TASK: tl.constexpr):
+    """Numbers as integers of the same order, both zeros as 0; the lowest key, which is no number's, outside the row."""
     x = tl.load(x_ptr + places, mask=there, other=0.0)
     if x.dtype == tl.float64:
         bits = x.to(tl.int64, bitcast=True)
@@ -49,7 +82,7 @@ def _load_keys(x_ptr, places, there, LOWEST: tl.constexpr):
         bits = x.to(tl.int32, bitcast=True)
     else:
         bits = x.to(tl.int16, bitcast=True).to(tl.int32)
-    return tl.where(there, tl.where(bits < 0, LOWEST - bits, bits), LOWEST)
+    return tl.where(there, tl.where(bits < 0, TASK.lowest - bits, bits), TASK.lowest)
 
 
 @triton.jit
@@ -70,12 +103,13 @@ def _count_three(key, a, b, c):
 
 
 @triton.jit
-def _count_span(x_ptr, begin, end, a, b, c, LOWEST: tl.constexpr, BLOCK: tl.constexpr):
+def _count_span(x_ptr, begin, end, a, b, c, TASK: tl.constexpr):
     """How many entries of a row, from ``begin`` to ``end``, are above three keys, each (1,)."""
+    BLOCK: tl.constexpr = TASK.block
     one, two, three = tl.zeros((1, BLOCK), tl.int32), tl.zeros((1, BLOCK), tl.int32), tl.zeros((1, BLOCK), tl.int32)
     for start in range(begin, end, BLOCK):
         cols = start + tl.arange(0, BLOCK)[None, :]
-        first, second, third = _count_three(_load_keys(x_ptr, cols, cols < end, LOWEST), a, b, c)
+        first, second, third = _count_three(_load_keys(x_ptr, cols, cols < end, TASK), a, b, c)
         one += first
         two += second
         three += third
@@ -111,9 +145,9 @@ def _chosen(key, high, rest, seen):
 
 
 @triton.jit
-def _store(y_ptr, cols, chosen, there, written, INDICES: tl.constexpr):
+def _store(y_ptr, cols, chosen, there, written, TASK: tl.constexpr):
     """Stores a mask, or the positions after ``written`` earlier ones, and returns their new number."""
-    if INDICES:
+    if TASK.indices:
         places = tl.cumsum(chosen.to(tl.int32), 1)
         tl.store(y_ptr + (written - 1)[:, None] + places, tl.broadcast_to(cols, places.shape), mask=chosen)
         written += tl.max(places, 1)
@@ -123,68 +157,65 @@ def _store(y_ptr, cols, chosen, there, written, INDICES: tl.constexpr):
 
 
 @triton.jit
-def _mark_span(
-    x_ptr, y_ptr, begin, end, high, rest, seen, written,
-    LOWEST: tl.constexpr, BLOCK: tl.constexpr, INDICES: tl.constexpr,
-):  # fmt: skip
+def _mark_span(x_ptr, y_ptr, begin, end, high, rest, seen, written, TASK: tl.constexpr):
+    BLOCK: tl.constexpr = TASK.block
     for start in range(begin, end, BLOCK):
         cols = start + tl.arange(0, BLOCK)[None, :]
-        chosen, seen = _chosen(_load_keys(x_ptr, cols, cols < end, LOWEST), high, rest, seen)
-        written = _store(y_ptr, cols, chosen, cols < end, written, INDICES)
+        chosen, seen = _chosen(_load_keys(x_ptr, cols, cols < end, TASK), high, rest, seen)
+        written = _store(y_ptr, cols, chosen, cols < end, written, TASK)
 
 
 @triton.jit
-def _part_of(bounds_ptr, row, there, begin, end, k, high, FLOOR: tl.constexpr):
+def _part_of(bounds_ptr, row, there, begin, end, k, high, TASK: tl.constexpr):
     """The part of rows inside [begin, end), each (ROWS,), and the first bracket: a short part is chosen whole."""
     first = tl.load(bounds_ptr + 2 * row, mask=there, other=0).to(tl.int32)
     last = tl.load(bounds_ptr + 2 * row + 1, mask=there, other=0).to(tl.int32)
-    high = tl.where(k >= last - first, FLOOR + 1, high)
+    high = tl.where(k >= last - first, TASK.floor + 1, high)
     return tl.maximum(first, begin), tl.minimum(last, end), high
 
 
 @triton.jit(do_not_specialize=["stride_k", "stride_x", "width", "rows", "n"])
-def _topk_mask(
-    x_ptr, y_ptr, k_ptr, bounds_ptr, stride_k, stride_x, width, rows, n,
-    LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, INDICES: tl.constexpr,
-    FLOOR: tl.constexpr, ROWS: tl.constexpr, IN_REGISTERS: tl.constexpr,
-):  # fmt: skip
-    """ROWS rows in registers, or one in tiles."""
-    if ALIGNED:
+def _topk_mask(x_ptr, y_ptr, k_ptr, bounds_ptr, stride_k, stride_x, width, rows, n, TASK: tl.constexpr):
+    """Some rows in registers, or one in tiles."""
+    ROWS: tl.constexpr = TASK.rows
+    BLOCK: tl.constexpr = TASK.block
+    if TASK.aligned:
         n, stride_x = n // 16 * 16, stride_x // 16 * 16  # so that the compiler knows that they are multiples
     first = tl.program_id(0).to(tl.int64) * ROWS
     row, cols = first + tl.arange(0, ROWS), tl.arange(0, BLOCK)[None, :]
     there = (row < rows)[:, None] & (cols < n)  # (ROWS, BLOCK)
     k = tl.load(k_ptr + row * stride_k, mask=row < rows, other=0).to(tl.int32)  # (ROWS,)
-    low, high = tl.full((ROWS,), FLOOR, KEY), tl.full((ROWS,), -(LOWEST + 1), KEY)
+    low, high = tl.full((ROWS,), TASK.floor, TASK.key), tl.full((ROWS,), -(TASK.lowest + 1), TASK.key)
     above, seen, written = tl.zeros((ROWS,), tl.int32), tl.zeros((ROWS,), tl.int32), tl.zeros((ROWS,), tl.int32)
     begin, end = 0, n
-    if INDICES:
-        begins, ends, high = _part_of(bounds_ptr, row, row < rows, 0, n, k, high, FLOOR)
+    if TASK.indices:
+        begins, ends, high = _part_of(bounds_ptr, row, row < rows, 0, n, k, high, TASK)
         there &= (cols >= begins[:, None]) & (cols < ends[:, None])
         begin, end = tl.max(begins, 0), tl.max(ends, 0)  # of the only row, in tiles
     else:
         width = n
-    if IN_REGISTERS:
-        key = _load_keys(x_ptr, row[:, None] * stride_x + cols, there, LOWEST)
+    if TASK.in_registers:
+        key = _load_keys(x_ptr, row[:, None] * stride_x + cols, there, TASK)
     found = tl.min(_is_found(low, high, above, k).to(tl.int32), 0) > 0
     while ~found:
         a, b, c = _cuts(low, high)
-        if IN_REGISTERS:
+        if TASK.in_registers:
             over_a, over_b, over_c = tl.reduce(_count_three(key, a, b, c), 1, add3)
         else:
-            over_a, over_b, over_c = _count_span(x_ptr + first * stride_x, begin, end, a, b, c, LOWEST, BLOCK)
+            over_a, over_b, over_c = _count_span(x_ptr + first * stride_x, begin, end, a, b, c, TASK)
         low, high, above, found = _narrow(low, high, above, k, over_a, over_b, over_c)
-    if IN_REGISTERS:
+    if TASK.in_registers:
         chosen, seen = _chosen(key, high, k - above, seen)
-        _store(y_ptr + row[:, None] * width, cols, chosen, there, written, INDICES)
+        _store(y_ptr + row[:, None] * width, cols, chosen, there, written, TASK)
     else:
         x_ptr, y_ptr = x_ptr + first * stride_x, y_ptr + first * width
-        _mark_span(x_ptr, y_ptr, begin, end, high, k - above, seen, written, LOWEST, BLOCK, INDICES)
+        _mark_span(x_ptr, y_ptr, begin, end, high, k - above, seen, written, TASK)
 
 
 @triton.jit
-def _load_counts(counts_ptr, step, rows, row, parts, PARTS: tl.constexpr):
-    """Counts of the parts of a row above three keys, (1, PARTS)."""
+def _load_counts(counts_ptr, step, rows, row, parts, TASK: tl.constexpr):
+    """Counts of the parts of a row above three keys, (1, TASK.parts)."""
+    PARTS: tl.constexpr = TASK.parts
     part = tl.arange(0, PARTS)[None, :]
     counts, there = counts_ptr + 3 * ((step * rows + row) * parts + part), part < parts
     one, two = tl.load(counts, mask=there, other=0), tl.load(counts + 1, mask=there, other=0)
@@ -192,9 +223,9 @@ def _load_counts(counts_ptr, step, rows, row, parts, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _load_bracket(state_ptr, step, rows, row, KEY: tl.constexpr):
+def _load_bracket(state_ptr, step, rows, row, TASK: tl.constexpr):
     state = state_ptr + 3 * (step * rows + row + tl.arange(0, 1))
-    return tl.load(state).to(KEY), tl.load(state + 1).to(KEY), tl.load(state + 2).to(tl.int32)  # (1,)
+    return tl.load(state).to(TASK.key), tl.load(state + 1).to(TASK.key), tl.load(state + 2).to(tl.int32)  # (1,)
 
 
 @triton.jit
@@ -207,29 +238,28 @@ def _store_three(pointer, one, two, three):
 
 @triton.jit(do_not_specialize=["stride_k", "stride_x", "n", "step", "last", "blocks"])
 def _topk_mask_count(
-    x_ptr, state_ptr, counts_ptr, k_ptr, bounds_ptr, stride_k, stride_x, n, step, last, blocks,
-    LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, INDICES: tl.constexpr,
-    FLOOR: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
+    x_ptr, state_ptr, counts_ptr, k_ptr, bounds_ptr, stride_k, stride_x, n, step, last, blocks, TASK: tl.constexpr
+):
     """The bracket that the counts of the previous step leave, and counts of this program's part of the row in it.
 
     In the last step the thresholds of all rows are known, and entries at and above the threshold are counted.
     """
-    if ALIGNED:
+    if TASK.aligned:
         n, stride_x = n // 16 * 16, stride_x // 16 * 16
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     parts, rows = tl.num_programs(0), tl.num_programs(1)
     k = tl.load(k_ptr + row * stride_k + tl.arange(0, 1)).to(tl.int32)
-    low, high, above = tl.full((1,), FLOOR, KEY), tl.full((1,), -(LOWEST + 1), KEY), tl.zeros((1,), tl.int32)
-    begin = part * blocks * BLOCK
-    end = begin + tl.minimum(n - begin, blocks * BLOCK)
-    if INDICES:
-        begins, ends, high = _part_of(bounds_ptr, row + tl.arange(0, 1), True, begin, end, k, high, FLOOR)
+    low, high = tl.full((1,), TASK.floor, TASK.key), tl.full((1,), -(TASK.lowest + 1), TASK.key)
+    above = tl.zeros((1,), tl.int32)
+    begin = part * blocks * TASK.block
+    end = begin + tl.minimum(n - begin, blocks * TASK.block)
+    if TASK.indices:
+        begins, ends, high = _part_of(bounds_ptr, row + tl.arange(0, 1), True, begin, end, k, high, TASK)
         begin, end = tl.max(begins, 0), tl.max(ends, 0)
     found = tl.max(_is_found(low, high, above, k).to(tl.int32), 0) > 0
     if step > 0:
-        low, high, above = _load_bracket(state_ptr, step - 1, rows, row, KEY)
-        one, two, three = _load_counts(counts_ptr, step - 1, rows, row, parts, PARTS)
+        low, high, above = _load_bracket(state_ptr, step - 1, rows, row, TASK)
+        one, two, three = _load_counts(counts_ptr, step - 1, rows, row, parts, TASK)
         over_a, over_b, over_c = tl.reduce((one, two, three), 1, add3)
         low, high, above, found = _narrow(low, high, above, k, over_a, over_b, over_c)
     if part == 0:
@@ -238,36 +268,36 @@ def _topk_mask_count(
         a, b, c = _cuts(low, high)
         if step == last:
             a, b, c = high - 1, high, high
-        one, two, three = _count_span(x_ptr + row * stride_x, begin, end, a, b, c, LOWEST, BLOCK)
+        one, two, three = _count_span(x_ptr + row * stride_x, begin, end, a, b, c, TASK)
         _store_three(counts_ptr + 3 * ((step * rows + row) * parts + part), one, two, three)
 
 
 @triton.jit(do_not_specialize=["stride_k", "stride_x", "width", "n", "last", "blocks"])
 def _topk_mask_mark(
     x_ptr, y_ptr, state_ptr, counts_ptr, k_ptr, bounds_ptr, stride_k, stride_x, width, n, last, blocks,
-    LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, INDICES: tl.constexpr,
-    FLOOR: tl.constexpr, PARTS: tl.constexpr,
+    TASK: tl.constexpr,
 ):  # fmt: skip
     """The mask of this program's part of the row."""
-    if ALIGNED:
+    PARTS: tl.constexpr = TASK.parts
+    if TASK.aligned:
         n, stride_x = n // 16 * 16, stride_x // 16 * 16
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     parts, rows = tl.num_programs(0), tl.num_programs(1)
     k = tl.load(k_ptr + row * stride_k + tl.arange(0, 1)).to(tl.int32)
-    _, high, above = _load_bracket(state_ptr, last, rows, row, KEY)
-    upto, over, _ = _load_counts(counts_ptr, last, rows, row, parts, PARTS)
+    _, high, above = _load_bracket(state_ptr, last, rows, row, TASK)
+    upto, over, _ = _load_counts(counts_ptr, last, rows, row, parts, TASK)
     is_earlier = tl.arange(0, PARTS)[None, :] < part
     seen = tl.sum(tl.where(is_earlier, upto - over, 0), 1)  # ties in earlier parts
     written = tl.sum(tl.where(is_earlier, over, 0), 1) + tl.minimum(seen, k - above)
-    begin = part * blocks * BLOCK
-    end = begin + tl.minimum(n - begin, blocks * BLOCK)
-    if INDICES:
-        begins, ends, _ = _part_of(bounds_ptr, row + tl.arange(0, 1), True, begin, end, k, high, FLOOR)
+    begin = part * blocks * TASK.block
+    end = begin + tl.minimum(n - begin, blocks * TASK.block)
+    if TASK.indices:
+        begins, ends, _ = _part_of(bounds_ptr, row + tl.arange(0, 1), True, begin, end, k, high, TASK)
         begin, end = tl.max(begins, 0), tl.max(ends, 0)
     else:
         width = n
     x_ptr, y_ptr = x_ptr + row * stride_x, y_ptr + row * width
-    _mark_span(x_ptr, y_ptr, begin, end, high, k - above, seen, written, LOWEST, BLOCK, INDICES)
+    _mark_span(x_ptr, y_ptr, begin, end, high, k - above, seen, written, TASK)
 
 
 def topk_mask(x: Tensor, k: Tensor, check: bool) -> Tensor:
@@ -294,24 +324,22 @@ def _select(x: Tensor, y: Tensor, k: Tensor, bounds: Tensor, indices: bool, skip
     """Writes the masks of rows, or the positions of their ones, to y."""
     (rows, n), bits = x.shape, BITS[x.dtype]
     how = plan(rows, n, arithmetic(x)[0], SELECT)
-    strides = k.stride(0), x.stride(0)
-    aligned = n % 16 == 0 and x.stride(0) % 16 == 0
+    strides, aligned = (k.stride(0), x.stride(0)), n % 16 == 0 and x.stride(0) % 16 == 0
     lowest, key = -(2 ** (bits - 1)), tl.int64 if bits == 64 else tl.int32
-    constants = lowest, key, how.block, aligned, indices, EXCLUDED[x.dtype] if skips else lowest
+    common = lowest, key, EXCLUDED[x.dtype] if skips else lowest, how.block, aligned, indices
     with on_device(x):
         if how.splits == 1:
-            together = TOGETHER // how.block if how.block <= SHORT else 1
-            warps = 4 if how.block <= SHORT else how.warps
+            short = how.block <= SHORT
+            task = _task(*common, rows=TOGETHER // how.block if short else 1, in_registers=how.resident)
             arguments: tuple[Tensor | int, ...] = x, y, k, bounds, *strides, y.shape[1], rows, n
-            grid = -(-rows // together), 1, 1
-            launch(_topk_mask, grid, arguments, (*constants, together, how.resident), num_warps=warps)
+            launch(_topk_mask, (-(-rows // task.rows), 1, 1), arguments, (task,), num_warps=4 if short else how.warps)
             return
         (parts, length), last = how.chunks(n), bits // 2  # steps, each of which finds two bits of a key
         state = torch.empty(last + 1, rows, 3, dtype=torch.int64, device=x.device)
         counts = torch.empty(last + 1, rows, parts, 3, dtype=torch.int32, device=x.device)
-        options, blocks = {"PARTS": 1 << (parts - 1).bit_length(), "num_warps": how.warps}, length // how.block
+        task, blocks = _task(*common, parts=1 << (parts - 1).bit_length()), length // how.block
         for step in range(last + 1):
             arguments = x, state, counts, k, bounds, *strides, n, step, last, blocks
-            _topk_mask_count[parts, rows](*arguments, *constants, **options)
+            _topk_mask_count[parts, rows](*arguments, task, num_warps=how.warps)
         arguments = x, y, state, counts, k, bounds, *strides, y.shape[1], n, last, blocks
-        _topk_mask_mark[parts, rows](*arguments, *constants, **options)
+        _topk_mask_mark[parts, rows](*arguments, task, num_warps=how.warps)
