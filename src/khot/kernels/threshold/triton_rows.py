@@ -375,7 +375,7 @@ class Argument(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor | float, device: torch.device) -> "Argument":
-        """The arguments for one number for all rows, or for a tensor of the batch shape; on a CPU that expands a number."""
+        """The arguments for one number for all rows, which may be a tensor on a CPU, or for one number for each."""
         if not isinstance(values, Tensor):
             return cls(0, float(values), 0)
         if values.device != device:
