@@ -65,9 +65,10 @@ def of_rows(
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        parameters = inspect.signature(function).parameters
+        signature = inspect.signature(function)
+        parameters = signature.parameters
         takes_call = HIDDEN in parameters
-        shown = inspect.Signature([p for name, p in parameters.items() if name != HIDDEN])
+        shown = signature.replace(parameters=[p for name, p in parameters.items() if name != HIDDEN])
         known, most = tuple(name for name in (*NUMBERS, *numbers) if name in parameters), places(shown)
         names = tuple(shown.parameters)
         defaults = {"dim": -1} | {name: p.default for name, p in parameters.items() if p.default is not p.empty}
