@@ -17,9 +17,9 @@ def cases(name: str) -> list[dict[str, Any]]:
 
 
 def interpreted_cases(name: str, dtype: torch.dtype) -> list[dict[str, Any]]:
-    """All cases; in Triton's interpreter every second one, and with the other dtype those between them."""
+    """All cases; in Triton's interpreter every fourth one, and with the other dtype those between them."""
     found = cases(name)
-    return found[dtype == torch.float32 :: 2] if os.environ.get("TRITON_INTERPRET") == "1" else found
+    return found[2 * (dtype == torch.float32) :: 4] if os.environ.get("TRITON_INTERPRET") == "1" else found
 
 
 def tensor(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:

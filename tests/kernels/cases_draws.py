@@ -73,7 +73,7 @@ def draws() -> list[KernelCase]:
             partial(order_kernel, noise=noise),
             partial(order_reference, noise=noise),
             positions,
-            [(3, 1), (2, 33), (2, 1000), (1, 9000)] if noise == "logistic" else [(2, 33)],
+            [(3, 1), (2, 33), (1, 1000), (1, 9000)] if noise == "logistic" else [(2, 33)],
             partial(order_compile, noise=noise),
             COMPILED_ORDER + COMPILED_DOUBLE if noise == "logistic" else COMPILED_ORDER,
         )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from khot.kernels.selection import exact, triton_backend
-from tests.kernels.device import SPLIT
+from tests.kernels.device import SPLIT, TILED
 from tests.kernels.kernel_case import DOUBLE, HALF, SINGLE, Inputs, KernelCase, Outputs
 
 COMPILED = [((64, n), SINGLE) for n in (40, 200, 300, 1000, 4096, 8192, 16_384)]
@@ -55,7 +55,7 @@ def selections() -> list[KernelCase]:
             select,
             reference,
             tied,
-            [(3, 1), (50, 33), (2, 1000), (1, 20_000), (2, SPLIT)],
+            [(3, 1), (20, 33), (2, 1000), (1, TILED), (2, SPLIT)],
             lambda x, number, _: triton_backend.topk_mask(x, number.long(), False),
             [*COMPILED, *COMPILED_OTHERS],
         ),
@@ -64,7 +64,7 @@ def selections() -> list[KernelCase]:
             positions(triton_backend.topk_indices),
             positions(exact.topk_indices),
             tied,
-            [(3, 1), (50, 33), (5, 1000), (2, 20_000), (2, SPLIT)],
+            [(3, 1), (20, 33), (2, 1000), (1, TILED), (1, SPLIT)],
             lambda x, number, _: positions(triton_backend.topk_indices)(x, number.long()),
             [((64, 200), SINGLE), ((64, 4096), HALF), ((64, 16_384), SINGLE), ((1, 10**6), DOUBLE)],
         ),

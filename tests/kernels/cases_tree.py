@@ -1,6 +1,5 @@
 """The kernels of the product tree under test, on leaves made from the scores of the other cases."""
 
-import os
 from functools import partial
 
 import torch
@@ -12,11 +11,10 @@ from khot.kernels.count import pairs as pair_convolution
 from khot.kernels.count.triton_draw import launch_draw
 from khot.kernels.count.triton_forest import launch_forest
 from khot.kernels.count.triton_pairs import pair_merge, pair_split
+from tests.kernels.device import INTERPRETED
 from tests.kernels.kernel_case import DOUBLE, Inputs, KernelCase, Outputs
 
-SHAPES = [(5, 2), (3, 21), (1, 90)]
-if os.environ.get("TRITON_INTERPRET") != "1":
-    SHAPES += [(128, 1000), (2000, 10), (3, 1024)]
+SHAPES = [(5, 2), (3, 21), (1, 40), *([] if INTERPRETED else [(1, 90), (128, 1000), (2000, 10), (3, 1024)])]
 
 
 def make(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:

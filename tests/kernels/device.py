@@ -1,8 +1,6 @@
 """Where the tests of Triton kernels run: on an accelerator, or in the interpreter in a process made for it."""
 
 import os
-from typing import Any
-
 import pytest
 import torch
 
@@ -10,13 +8,8 @@ from tests.backends import skip_without_triton
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
+TILED = 8300 if INTERPRETED else 20_000  # entries of a row that a program reads again and again
 SPLIT = 9000 if INTERPRETED else 70_000  # entries of a row that several programs take together
-
-
-def mark_interpreted(value: Any) -> Any:
-    """A value for ``parametrize``, with which a test also runs in the interpreter."""
-    given = value if isinstance(value, type(pytest.param())) else pytest.param(value)
-    return given._replace(marks=[*given.marks, pytest.mark.interpreted])
 
 
 def kernel_marks() -> list[pytest.MarkDecorator]:

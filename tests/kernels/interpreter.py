@@ -8,6 +8,7 @@ product that is directly added to something is not rounded before, in float64 on
 """
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from triton.runtime.interpreter import ReduceOps
 
 from khot.kernels.count import triton_forest
 from khot.kernels.gpu import plans, tools
-from khot.kernels.threshold import triton_flagged, triton_forward, triton_gaps, triton_rows
+from khot.kernels.threshold import triton_backward, triton_flagged, triton_forward, triton_gaps, triton_rows
 
 np.seterr(all="ignore")  # infinities are meant
 
@@ -46,8 +47,10 @@ def pytest_runtest_call(item):
 
 # An operation takes the interpreter about as long for a thousand entries as for one.
 plans.PROGRAMS = triton_rows.PROGRAMS = 8
-plans.SPLIT_ABOVE, triton_forward.SAMPLE = 2**13, 2**10
+plans.SPLIT_ABOVE, triton_forward.SAMPLE = 8500, 2**10
 triton_rows.FLAGGED_PROGRAMS = 3
+_flagged_tile = triton_rows.flagged_tile
+triton_forward.flagged_tile = triton_backward.flagged_tile = lambda x: replace(_flagged_tile(x), width=1024)
 triton_forest.FOREST = triton_forest.FEW_TREES = ((32, 16, 1024, 1, 2), (1024, 1, 1024, 1, 2), (1024, 1, 1024, 1, 2))
 
 SUMS = [tools.add2, tools.add3, tools.add4]

@@ -25,6 +25,7 @@ class KernelCase:
         compiled: Shapes and dtypes of x at which it is compiled ahead of time, one for each set of kernel options.
         tolerance: Largest error of float32 relative to 1 + abs(reference).
         dtypes: Of x, other than float32, with arithmetic or rounding of their own.
+        alike: Whether nothing but the formulas of a link sets it apart from another case.
     """
 
     name: str
@@ -36,3 +37,4 @@ class KernelCase:
     compiled: list[tuple[tuple[int, ...], torch.dtype]]
     tolerance: float = 1e-5
     dtypes: tuple[torch.dtype, ...] = (DOUBLE, HALF, torch.bfloat16)
+    alike: bool = False

@@ -19,13 +19,13 @@ from khot.kernels.threshold.triton_forward import launch_forward
 from tests.kernels.cases_draws import draws
 from tests.kernels.cases_selection import selections
 from tests.kernels.cases_tree import trees
-from tests.kernels.device import SPLIT
+from tests.kernels.device import INTERPRETED, SPLIT
 from tests.kernels.kernel_case import DOUBLE, HALF, SINGLE, Inputs, KernelCase, Outputs
 from tests.kernels.kernel_links import LINKS
 
-# One of each way through a row; 1000 and 1500 leave lanes unused, 1 and 33 most of them. The interpreter takes a tile
-# of a long row about as long as a whole short row, so 1500 has few tiles.
-SHAPES = [(3, 1), (2, 33), (2, 1000), (1, 1500), (1, SPLIT)]
+# One of each way through a row; 1000 and 1500 leave lanes unused, 1 and 33 most of them.
+SHAPES = [(3, 1), (2, 33), (1, 1000), (1, SPLIT), *([] if INTERPRETED else [(1, 1500)])]
+OF_LINKS = [(2, 33), *([] if INTERPRETED else [(1, 1500)])]
 
 
 def scores(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
@@ -89,9 +89,11 @@ def masks() -> list[KernelCase]:
                     partial(kernel, link=link, kind=kind),
                     partial(reference, link=link, kind=kind),
                     scores,
-                    SHAPES if whole else SHAPES[1:4:2],
+                    SHAPES if whole else OF_LINKS,
                     launch,
                     compiled,
+                    dtypes=(DOUBLE, HALF, torch.bfloat16) if whole else (DOUBLE,),
+                    alike=not whole,
                 )
             )
     return entries

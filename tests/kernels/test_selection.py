@@ -91,7 +91,7 @@ def test_the_first_of_a_stable_order(kind, dtype):
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("n", [1, 2, 31, 64, 65, 300, 1000, 4097])
+@pytest.mark.parametrize("n", [1, 31, 65, 300, 1000])
 def test_lengths(n):
     for x in (normal(3, n).float(), normal(3, n).round()):
         for k in (n // 3, torch.tensor([0, n, n // 2])):
@@ -119,8 +119,7 @@ def test_every_bit_pattern_of_a_half():
         assert torch.equal(topk_mask(x, k), expected(x, k))
 
 
-@pytest.mark.interpreted
-@pytest.mark.parametrize("n", [40, 9000])
+@pytest.mark.parametrize("n", [pytest.param(40, marks=pytest.mark.interpreted), 9000])
 def test_ties_go_from_the_left(n):
     x = torch.zeros(2, n)
     x[1, ::3] = 1.0
