@@ -56,13 +56,11 @@ def k_and_softness_of_every_kind():
         (torch.tensor(2.5).double(), soft((1, 1))),
         (k[:1], torch.tensor([0.7]).double()),
     ]
-    cases = [(khot.sigmoid_topk, kinds[i % 4], placements) for i, placements in enumerate(WHOLE_ROWS)]
-    cases += [(khot.sigmoid_topk, kinds[(i + 1) % 4], placements) for i, placements in enumerate(WHOLE_ROWS)]
-    cases += [(khot.sparse_topk_magnitude, kind, WHOLE_ROWS[4]) for kind in kinds]
-    for function, (k, softness), placements in cases:
+    for i, placements in enumerate(WHOLE_ROWS):
+        k, softness = kinds[i % 4]
         everywhere = [R] * len(placements)
-        compare(function, [x, k, softness], [placements, everywhere, everywhere])
-        compare(function, [x, k, softness], [placements, None, everywhere])
+        function = khot.sparse_topk_magnitude if placements == [S(0), S(1)] else khot.sigmoid_topk
+        compare(function, [x, k, softness], [placements, everywhere if i % 3 else None, everywhere])
     k, softness = kinds[0]
     for where in ([S(0)], [S(1)], [S(0), S(1)]):
         compare(khot.sigmoid_topk, [x, k, softness], [where, where, where])
@@ -88,7 +86,8 @@ def other_axes():
         if axes & sharded:
             continue
         compare(lambda x, d=dim: khot.sparse_topk(x, 2.5, 0.7, dim=d), [x], [placements])
-        compare(lambda x, d=dim: khot.topk_threshold(x, 2.5, 0.7, dim=d), [x], [placements])
+        if len(placements) == 1:
+            compare(lambda x, d=dim: khot.topk_threshold(x, 2.5, 0.7, dim=d), [x], [placements])
         if isinstance(dim, int):
             compare(lambda x, d=dim: khot.soft_permutation(x, 0.7, dim=d), [x], [placements])
             compare(lambda x, d=dim: khot.sorted_transport_topk(x, 2, 0.7, dim=d), [x], [placements])
@@ -115,7 +114,7 @@ def rows_in_parts_are_gathered_for_maps_of_their_order():
 def every_loss():
     spreads = [[S(0)], [R], [P], [S(1)], [S(0), S(0)], [S(0), S(1)]]
     for i, (loss, reduction) in enumerate(itertools.product(LOSSES, ("none", "mean", "sum"))):
-        for placements in spreads[i % 2 :: 2]:  # half of them, the others with the next reduction and loss
+        for placements in spreads[i % 3 :: 3]:  # some of them, the others with the next reduction and loss
             x, target = normal(5, 6), loss.targets(1, 5)
             everywhere = [R] * len(placements)
             call = lambda x, s, t=target, m=loss, r=reduction: m.function(x, t, s, r)  # noqa: E731 - of this turn

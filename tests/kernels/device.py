@@ -1,6 +1,7 @@
 """Where the tests of Triton kernels run: on an accelerator, or in the interpreter in a process made for it."""
 
 import os
+
 import pytest
 import torch
 

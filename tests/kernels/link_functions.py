@@ -1,7 +1,7 @@
 """Compiles what mask kernels ask of a link, for every link: ``python -m tests.kernels.link_functions``.
 
-Each function in a kernel of its own, in float32 and float64, for a device that is not here. Prints a line for each:
-function, dtype, link, and a hash of the compiled kernel or why it did not compile.
+In float32 and float64, for a device that is not here: the logarithms, which some links lack, in kernels of their own.
+Prints a line for each: kernel, dtype, link, and a hash of what is compiled or why it did not compile.
 """
 
 import sys
@@ -13,8 +13,15 @@ from triton.compiler.errors import CompilationError
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
-from khot.kernels.links import base_triton
-from khot.kernels.links.base_triton import TritonLink, triton_link
+from khot.kernels.links.base_triton import (
+    TritonLink,
+    is_below,
+    log_derivative,
+    log_short_tail,
+    tails_and_slopes,
+    triton_link,
+    value,
+)
 from khot.kernels.threshold.triton_gaps import relative_slopes
 from khot.kernels.threshold.triton_rows import Tile
 from khot.kernels.threshold.triton_search import _judge, first_guess
@@ -23,60 +30,30 @@ from tests.kernels.kernel_links import LINKS
 
 
 @triton.jit
-def of_tile(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
-    FUNCTION(tl.load(x_ptr + tl.arange(0, 32)), LINK)
+def functions(x_ptr, LINK: tl.constexpr, TILE: tl.constexpr):
+    x, q, s = tl.load(x_ptr + tl.arange(0, 32)), tl.load(x_ptr), tl.load(x_ptr + tl.arange(0, 1))
+    i = s.to(tl.int32)
+    is_below(x, LINK)
+    tails_and_slopes(x, q, LINK)
+    log_short_tail(x, q, LINK)
+    value(x, q, LINK, False)
+    relative_slopes(x[None, None, :], s, s, s, LINK)
+    _judge(i, s, s, s, i, s, q, LINK, TILE)
+    first_guess(s, i, s, s, i, s, s, q, (q, q), LINK, TILE)
 
 
 @triton.jit
-def of_tile_and_parameter(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
-    FUNCTION(tl.load(x_ptr + tl.arange(0, 32)), tl.load(x_ptr), LINK)
+def log_value(x_ptr, LINK: tl.constexpr, TILE: tl.constexpr):
+    value(tl.load(x_ptr + tl.arange(0, 32)), tl.load(x_ptr), LINK, True)
 
 
 @triton.jit
-def of_slopes(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
+def log_slope(x_ptr, LINK: tl.constexpr, TILE: tl.constexpr):
     x = tl.load(x_ptr + tl.arange(0, 32))
-    FUNCTION(x, x, x, LINK)
+    log_derivative(x, x, x, LINK)
 
 
-@triton.jit
-def of_values(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
-    FUNCTION(tl.load(x_ptr + tl.arange(0, 32)), tl.load(x_ptr), LINK, False)
-
-
-@triton.jit
-def of_logarithms(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
-    FUNCTION(tl.load(x_ptr + tl.arange(0, 32)), tl.load(x_ptr), LINK, True)
-
-
-@triton.jit
-def of_gap(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
-    x, s = tl.load(x_ptr + tl.arange(0, 32))[None, None, :], tl.load(x_ptr + tl.arange(0, 1))
-    FUNCTION(x, s, s, s, LINK)
-
-
-@triton.jit
-def of_sums(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
-    s = tl.load(x_ptr + tl.arange(0, 1))
-    FUNCTION(s.to(tl.int32), s, s, s, s.to(tl.int32), s, tl.load(x_ptr), LINK, TILE)
-
-
-@triton.jit
-def of_guess(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
-    s, q = tl.load(x_ptr + tl.arange(0, 1)), tl.load(x_ptr)
-    FUNCTION(s, s.to(tl.int32), s, s, s.to(tl.int32), s, s, q, (q, q), LINK, TILE)
-
-
-FUNCTIONS = {  # with the kernel that calls it
-    "is_below": (base_triton.is_below, of_tile),
-    "tails_and_slopes": (base_triton.tails_and_slopes, of_tile_and_parameter),
-    "log_short_tail": (base_triton.log_short_tail, of_tile_and_parameter),
-    "log_derivative": (base_triton.log_derivative, of_slopes),
-    "value": (base_triton.value, of_values),
-    "log_value": (base_triton.value, of_logarithms),
-    "relative_slopes": (relative_slopes, of_gap),
-    "judge": (_judge, of_sums),
-    "first_guess": (first_guess, of_guess),
-}
+KERNELS = {"functions": functions, "log_value": log_value, "log_derivative": log_slope}
 
 
 def reason(error: BaseException) -> str:
@@ -87,17 +64,16 @@ def reason(error: BaseException) -> str:
 
 
 def outcome(name: str, link: TritonLink, dtype: tl.dtype) -> str:
-    function, kernel = FUNCTIONS[name]
     tile = Tile(1, 1, 32, 1, dtype == tl.float32, dtype == tl.float64)
     try:
-        return kernel.warmup(MockTensor(dtype), function, link, tile, grid=(1,)).hash
+        return KERNELS[name].warmup(MockTensor(dtype), link, tile, grid=(1,)).hash
     except CompilationError as error:
         return reason(error)
 
 
 def main() -> None:
     driver.set_active(NoDevice(TARGETS["sm_90"]))
-    for name in FUNCTIONS:
+    for name in KERNELS:
         for dtype in (tl.float32, tl.float64):
             for link in map(triton_link, LINKS):
                 print(f"{name} {dtype} {link!r}: {outcome(name, link, dtype)}")

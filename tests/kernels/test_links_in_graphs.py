@@ -100,10 +100,9 @@ def made_inside(x, a):
     [
         (made_inside, {"backend": "aot_eager"}),
         (lambda x, a: sparse_topk(x, 2.5, p=1 + a), {}),
-        (lambda x, a: sparse_topk(x, 2.5, p=1 + a), {"dynamic": True}),
         (lambda x, a: topk_threshold(x, 2.5, a, relaxation=transport_topk), {}),
     ],
-    ids=["made inside", "exponent", "exponent as a symbol", "transport"],
+    ids=["made inside", "exponent", "transport"],
 )
 def test_links_of_the_library_are_part_of_a_graph(function, options):
     check_compiled(function, fullgraph=True, **options)
@@ -111,9 +110,11 @@ def test_links_of_the_library_are_part_of_a_graph(function, options):
 
 OWN = Cauchy()
 WITH_OWN = {
-    "mask": lambda x, a: (capped_simplex_map(2 * x, 3, a, link=OWN) * 3).sin(),
+    "threshold and mask": lambda x, a: (
+        topk_threshold(2 * x, 2, a, relaxation=partial(capped_simplex_map, link=OWN)).exp().unsqueeze(-1)
+        * capped_simplex_map(2 * x, 3, a, link=OWN)
+    ),
     "made inside": lambda x, a: capped_simplex_map(x, 3, a, link=Cauchy()) + 1,
-    "threshold": lambda x, a: topk_threshold(x, 2, a, relaxation=partial(capped_simplex_map, link=OWN)).exp(),
 }
 
 

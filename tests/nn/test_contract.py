@@ -109,12 +109,27 @@ def compiled_alone(module, backend, fullgraph=True):
     return torch.compile(module, fullgraph=fullgraph, backend=backend)
 
 
-def first_of_its_kind(case):
-    """Others differ in their numbers: in training each is a graph of its own, in evaluation an exported program."""
-    return case is next(other for other in MODULES if other.public is case.public)
+# Of each module the first member, and those whose options add state, a custom derivative or another computation.
+IN_GRAPHS = [next(case for case in MODULES if case.public is public) for public in {case.public for case in MODULES}]
+IN_GRAPHS += [
+    case
+    for case in MODULES
+    if case.name
+    in (
+        "topk_straight_through",
+        "batch_topk_relaxed",
+        "batch_topk_cap",
+        "jump_relu_learned",
+        "one_of_two_tiles",
+        "magnitude_relaxed",
+        "token_choice_capacity",
+        "token_choice_bias",
+        "gate_learned_reinmax",
+    )
+]
 
 
-@only_for(lambda case: first_of_its_kind(case) or case.name.startswith("batch_topk"))
+@only_for(lambda case: case in IN_GRAPHS and case.target is None)
 def check_compiles_in_evaluation(case):
     module = trained(case)
     compiled = compiled_alone(module, "eager")  # of whose operators training makes graphs, too
@@ -122,12 +137,15 @@ def check_compiles_in_evaluation(case):
         torch.testing.assert_close(case.call(compiled, X), case.call(module, X))
 
 
+@only_for(lambda case: case in IN_GRAPHS)
 def check_compiles_in_training(case):
     """One graph, unless a design draws, with the draws and the gradients of the module that is not compiled."""
     module = case.make()
     for parameter in module.parameters():
         parameter.data += normal(*parameter.shape, seed=3, dtype=parameter.dtype)
-    backend = "aot_eager" if first_of_its_kind(case) else "eager"  # once of each module as a graph of operators
+    backend = (
+        "aot_eager" if case.name.startswith("batch_topk") else "eager"
+    )  # operators, of which some write to buffers
     compiled = compiled_alone(copy.deepcopy(module), backend, fullgraph=not case.random)
     for _ in range(2):  # the second with the state that the first has left
         found = [values_and_gradients(case, each) for each in (compiled, module)]
@@ -142,6 +160,7 @@ def values_and_gradients(case, module):
     return [y.detach(), *grads]
 
 
+@only_for(lambda case: case in IN_GRAPHS)
 def check_exports(case):
     module = trained(case)
     arguments = (

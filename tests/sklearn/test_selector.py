@@ -76,13 +76,12 @@ def test_finds_planted_features_in_nearly_all_seeds():
     "settings", [{"design": khot.ConditionalPoisson}, {"estimator": khot.StraightThrough}], ids=str
 )
 def test_finds_them_by_other_designs_and_estimators(settings):
-    assert all(finds(seed, **settings) for seed in range(3))
+    assert finds(0, **settings)
 
 
-@pytest.mark.parametrize("price", [0.03, pytest.param(0.05, marks=pytest.mark.slow)])
-def test_learns_how_many_features_are_worth_their_price(price):
+def test_learns_how_many_features_are_worth_their_price():
     X, y, support = planted(0)
-    selector = KHotSelector("learned", price=price, max_iter=300, random_state=0).fit(X, y)
+    selector = KHotSelector("learned", price=0.03, max_iter=300, random_state=0).fit(X, y)
     assert (selector.support_ == support).all()
 
 
@@ -307,7 +306,7 @@ def test_fits_in_several_threads_of_python():
     X, y, _ = planted(0)
 
     def curve(seed):
-        return KHotSelector(2, max_iter=100, random_state=seed).fit(X, y).loss_curve_
+        return KHotSelector(2, max_iter=30, random_state=seed).fit(X, y).loss_curve_
 
     expected, before = [curve(seed) for seed in range(4)], torch.get_num_threads()
     try:
@@ -339,7 +338,6 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
 @pytest.mark.parametrize(
     "settings",
     [
@@ -349,14 +347,15 @@ MODES = {
     ],
     ids=["linear", "hidden", "double"],
 )
-def test_modes_and_defaults_of_torch_change_nothing(mode, settings):
+def test_modes_and_defaults_of_torch_change_nothing(settings):
     X, y, _ = planted(0, 10, 3)
     expected = KHotSelector(**settings, max_iter=20, random_state=0).fit(X, y)
-    with mode():
-        found = KHotSelector(**settings, max_iter=20, random_state=0).fit(X, y)
-    assert found.loss_curve_ == expected.loss_curve_
-    assert (found.inclusion_probabilities_ == expected.inclusion_probabilities_).all()
-    assert all(p.dtype == torch.float32 and p.requires_grad for p in found.predictor_.parameters())
+    for name, mode in MODES.items():
+        with mode():
+            found = KHotSelector(**settings, max_iter=20, random_state=0).fit(X, y)
+        assert found.loss_curve_ == expected.loss_curve_, name
+        assert (found.inclusion_probabilities_ == expected.inclusion_probabilities_).all(), name
+        assert all(p.dtype == torch.float32 and p.requires_grad for p in found.predictor_.parameters()), name
 
 
 def test_bad_data():
