@@ -8,10 +8,8 @@ from tests.experiments.saved import read_table
 
 ROWS = [
     ("feature_selection_methods", ["SIMPLE"]),
-    ("permutation", ["soft ranks, n = 5"]),
     ("permutation", ["soft permutation, learned scale, n = 7"]),
     ("pruning", ["dense"]),
-    ("pruning", ["hard, 98 % pruned"]),
     ("pruning", ["hard, 98 % pruned", "hard, 90 % pruned"]),
     ("simple_slopes", ["Gumbel draws, 0.001"]),
 ]

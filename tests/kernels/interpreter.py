@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import triton.language as tl
+from triton.language import core
 from triton.runtime import interpreter
 from triton.runtime.interpreter import ReduceOps
 
@@ -114,6 +115,37 @@ def _contracted(plain, product_sign, sum_sign):
 Builder.create_fmul = _multiply_and_remember
 Builder.create_fadd = _contracted(Builder.create_fadd, 1, 1)
 Builder.create_fsub = _contracted(Builder.create_fsub, -1, -1)
+
+
+# Rows of tests are too short for integers to overflow, of which each sum would be checked.
+interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+
+
+# Types of tensors are made anew for every operation, which takes a third of the time.
+def _once(plain, key_of):
+    """A function that finds again what it has made for the same key; for the key None it makes it anew."""
+    known = {}
+
+    def function(*args):
+        key = key_of(*args)
+        if key is None:
+            return plain(*args)
+        if key not in known:
+            known[key] = plain(*args)
+        return known[key]
+
+    return function
+
+
+def _sizes(values, fields=None):
+    sizes = (*(getattr(v, "value", v) for v in values),)
+    return sizes if fields is None and all(type(v) is int for v in sizes) else None
+
+
+interpreter._get_np_dtype = _once(interpreter._get_np_dtype, lambda type: type.scalar.name)
+core.block_type.with_element_ty = _once(core.block_type.with_element_ty, lambda self, type: (*self.shape, type.name))
+core._type_for_tuple_values = _once(core._type_for_tuple_values, _sizes)
+
 
 _patch_tensor = interpreter._patch_lang_tensor
 

@@ -11,8 +11,6 @@ import khot
 import khot.nn
 from tests.inputs import normal
 
-pytestmark = pytest.mark.usefixtures("cpu_backend")
-
 FIRST, THEN = 260, 40  # steps: more than any cache holds, and what follows when it is full
 USES = {
     "mask": lambda x, p: khot.sparse_topk(x, 2, 1.0, p=p),
@@ -20,9 +18,6 @@ USES = {
     "magnitude": lambda x, p: khot.sparse_topk_magnitude(x, 2, 1.0, p=p),
     "loss": lambda x, p: khot.fenchel_young_topk_loss(x, torch.tensor([1.0, 1.0, 0.0, 0.0]), 2, 1.0, p=p),
     "module": lambda x, p: khot.nn.TopK(2, softness=1.0, relaxation=partial(khot.sparse_topk, p=p))(x),
-    "loss_module": lambda x, p: khot.nn.FenchelYoungTopKLoss(2, strength=1.0, p=p)(
-        x, torch.tensor([1.0, 1.0, 0.0, 0.0])
-    ),
 }
 
 

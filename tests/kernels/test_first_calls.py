@@ -2,12 +2,13 @@
 
 import io
 import os
+import textwrap
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from tests.processes import run_command, run_python
+from tests.processes import run_command
 
 pytest.importorskip("numba", reason="numba is not installed")
 
@@ -15,7 +16,7 @@ from khot.kernels.cpu import cache
 
 # ---- Machine code on disk
 
-REPORTED = """
+REPORTED = textwrap.dedent("""
     import logging, sys, torch, khot
     from khot.kernels.cpu import cache
     found = []
@@ -25,17 +26,26 @@ REPORTED = """
         found.append(result is not None)
         return result
     cache._Cache.load_overload = report
+    cache.notice.patience = 0.05
     x = torch.randn(3, 5, requires_grad=True)
     khot.soft_rank(x).sum().backward()  # two loops that take little time to compile
     print(sum(found), len(found))
-"""
+""")
 
 
 @pytest.mark.slow
-def test_a_second_process_finds_all_machine_code_on_disk(tmp_path):
-    first = run_python(REPORTED, KHOT_CACHE_DIR=str(tmp_path))
-    second = run_python(REPORTED, KHOT_CACHE_DIR=str(tmp_path))
-    assert (first, second) == ("0 2\n", "2 2\n")
+def test_a_second_process_finds_all_machine_code_on_disk_and_is_told_of_none(tmp_path):
+    pty = pytest.importorskip("pty", reason="there are no pseudo-terminals on this platform")
+    found, told = [], []
+    for _ in range(2):
+        ours, theirs = pty.openpty()
+        found.append(run_command("-c", REPORTED, stderr=theirs, KHOT_CACHE_DIR=str(tmp_path), KHOT_QUIET=""))
+        os.write(theirs, b"end\n")  # or there is nothing to read
+        told.append(os.read(ours, 4096).decode())
+        os.close(theirs)
+        os.close(ours)
+    assert found == ["0 2\n", "2 2\n"]
+    assert [text.count("khot is compiling loops for this CPU") for text in told] == [1, 0]
 
 
 # ---- What a person at a terminal is told
@@ -100,18 +110,3 @@ def test_nothing_is_told_if_nobody_is_there_or_wants_it(terminal, monkeypatch, s
         monkeypatch.setenv("KHOT_QUIET", "1")
     compile_past_patience(notice)
     assert notice.timer is None and (stderr is None or stderr.getvalue() == "")
-
-
-@pytest.mark.slow
-def test_the_line_at_a_real_terminal(tmp_path):
-    pty = pytest.importorskip("pty", reason="there are no pseudo-terminals on this platform")
-    program = (
-        "import torch, khot; from khot.kernels.cpu import cache; cache.notice.patience = 0.05; "
-        "khot.isotonic_l2(torch.zeros(4))"
-    )
-    ours, theirs = pty.openpty()
-    run_command("-c", program, stderr=theirs, KHOT_CACHE_DIR=str(tmp_path), KHOT_QUIET="")
-    os.close(theirs)
-    shown = os.read(ours, 4096).decode()
-    os.close(ours)
-    assert shown.count("khot is compiling loops for this CPU") == 1

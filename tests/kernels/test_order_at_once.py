@@ -58,7 +58,7 @@ def refuse(monkeypatch):
 
 @every_noise
 @pytest.mark.parametrize("kind", ["flat", "usual", "wide", "peaked", "tied", "apart"])
-@for_each("n, k", [(2, 1), (9, 1), (9, 4), (9, 8), (60, 1), (60, 30), (60, 59), (100, 10)])
+@for_each("n, k", [(2, 1), (9, 4), (60, 1), (60, 59), (100, 10)])
 def test_agrees_with_loops(noise, kind, n, k):
     """All tolerances are those of the loops in numba; without numba, this compares with ranges found by trial."""
     theta = rows(kind, n, k)
@@ -92,7 +92,7 @@ def test_long_rows(noise, monkeypatch):
 
 
 @every_noise
-@pytest.mark.parametrize(("of_theta", "of_value"), [((3,), (3,)), ((), (4, 2)), ((2, 3), (5, 2, 3)), ((2, 3), (3,))])
+@pytest.mark.parametrize(("of_theta", "of_value"), [((), (4, 2)), ((2, 3), (5, 2, 3)), ((2, 3), (3,))])
 def test_batch_shapes(noise, of_theta, of_value, monkeypatch):
     theta = torch.randn(*of_theta, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()  # in float32
     value = torch.rand(*of_value, 6, generator=torch.Generator().manual_seed(1)).argsort(-1).lt(2).float()

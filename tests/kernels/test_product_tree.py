@@ -19,6 +19,7 @@ from khot.laws.inverse import solve_logits
 from khot.laws.largest_entropy import largest_entropy
 from tests import gof, oracle
 from tests.inputs import normal
+from tests.loops import for_each
 
 INF = math.inf
 LONG = [(100, 47), (150, 75), (600, 290), (601, 40), (1500, 700), (1500, 3), (1500, 1490)]  # FFT, windows, odd nodes
@@ -38,12 +39,12 @@ def enumerate_law(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def log_esp_recursion(logits: Tensor, k: int) -> Tensor:
-    """The plain O(nk) recursion for log e_k(exp(logits))."""
-    row = torch.full((k + 1,), -INF, dtype=torch.float64)
-    row[0] = 0.0
-    for x in logits:
-        row = torch.cat((row[:1], torch.logaddexp(row[1:], row[:-1] + x)))
-    return row[k]
+    """The plain O(nk) recursion for log e_k(exp(logits)) of each row."""
+    row = torch.full((len(logits), k + 1), -INF, dtype=torch.float64)
+    row[:, 0] = 0.0
+    for x in logits.T:
+        row = torch.cat((row[:, :1], torch.logaddexp(row[:, 1:], row[:, :-1] + x[:, None])), 1)
+    return row[:, k]
 
 
 def close(actual: Tensor, expected: Tensor | float, tolerance: float = 1e-11) -> None:
@@ -78,10 +79,10 @@ def test_oracle_of_the_inverse(case: dict[str, Any]) -> None:
     close(solve_logits(oracle.tensor(case["pi"]), case["k"]), oracle.tensor(case["theta"]), 1e-12)
 
 
-@pytest.mark.parametrize("n, k", [(n, k) for n in range(1, 8) for k in range(n + 1)])
-@pytest.mark.parametrize("scale", [1.0, 300.0])
+@for_each("n, scale", itertools.product(range(1, 8), [1.0, 300.0]))
+@pytest.mark.parametrize("k", range(8))
 def test_enumeration(n: int, k: int, scale: float) -> None:
-    logits = normal(n, scale=scale, seed=n)
+    k, logits = min(k, n), normal(n, scale=scale, seed=n)
     support, log_prob = enumerate_law(logits, k)
     close(cps.log_prob(logits, k, support), log_prob)
     close(cps.log_partition(logits, k), (support @ logits).logsumexp(0))
@@ -130,14 +131,13 @@ def test_infinite_logits_in_a_long_row() -> None:
 
 
 @pytest.mark.parametrize("n, k", LONG)
-@pytest.mark.parametrize("scale", [0.1, 3.0, 30.0])
-def test_plain_recursion(n: int, k: int, scale: float) -> None:
-    logits = normal(n, scale=scale).requires_grad_()
+def test_plain_recursion(n: int, k: int) -> None:
+    logits = (torch.tensor([0.1, 3.0, 30.0]).double()[:, None] * normal(n)).requires_grad_()
     expected, actual = log_esp_recursion(logits.detach(), k), cps.log_partition(logits, k)
     close(actual, expected)
     mean = cps.inclusion_probabilities(logits, k)
-    close(torch.autograd.grad(actual, logits)[0], mean.detach())
-    close(mean.sum(), float(k), 1e-13)
+    close(torch.autograd.grad(actual.sum(), logits)[0], mean.detach())
+    close(mean.sum(-1), torch.full((3,), float(k)), 1e-13)
     assert ((mean >= 0) & (mean <= 1)).all()
     assert (cps.sample(logits, k, (3,)).sum(-1) == k).all()
 
@@ -161,7 +161,7 @@ def test_gradients_of_a_long_row() -> None:
     assert gradcheck(along_a_line, step) and gradgradcheck(along_a_line, step)
 
 
-@pytest.mark.parametrize("n, k", [(1, 0), (1, 1), (2, 1), (5, 2), (6, 6), (7, 5)])
+@pytest.mark.parametrize("n, k", [(1, 0), (2, 1), (3, 3), (5, 2)])
 @pytest.mark.slow
 def test_gradcheck(n: int, k: int) -> None:
     logits, value = normal(2, n).requires_grad_(), k_hot_vectors(n, k)[:1]
@@ -241,7 +241,6 @@ def support_and_pmf(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         (8, 4),
         (9, 7),
         pytest.param(50, 2, marks=pytest.mark.slow),
-        pytest.param(51, 49, marks=pytest.mark.slow),
     ],
 )
 def test_sampler(n: int, k: int) -> None:
@@ -260,11 +259,11 @@ def test_sampler_with_certain_units() -> None:
     gof.check_sampler(cps.sample(logits, 3, (30_000,)), support, pmf)
 
 
-@pytest.mark.parametrize("n, k, scale", [(600, 250, 1.0), (600, 250, 30.0), (2000, 30, 2.0), (1000, 990, 1.0)])
+@pytest.mark.parametrize("n, k, scale", [(600, 250, 30.0), (2000, 30, 2.0), (1000, 990, 1.0)])
 @pytest.mark.slow
 def test_sampler_of_long_rows(n: int, k: int, scale: float) -> None:
     torch.manual_seed(4)
-    logits, count = normal(n, scale=scale), 4000
+    logits, count = normal(n, scale=scale), 2000
     draws = cps.sample(logits, k, (count,))
     gof.check_k_hot(draws, k)
     gof.check_inclusion(draws, cps.inclusion_probabilities(logits, k))
@@ -296,9 +295,8 @@ def test_sampler_shapes_seeds_and_slabs(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("n, k", [(2, 1), (9, 4), (30, 29), (300, 40), (5000, 2000)])
-@pytest.mark.parametrize("scale", [0.1, 3.0])
-def test_solve_logits_inverts(n: int, k: int, scale: float) -> None:
-    logits = normal(3, n, scale=scale)
+def test_solve_logits_inverts(n: int, k: int) -> None:
+    logits = torch.tensor([0.1, 3.0]).double()[:, None] * normal(2, n)
     logits = logits - logits.mean(-1, keepdim=True)
     close(solve_logits(cps.inclusion_probabilities(logits, k), k), logits, 1e-9)
 
@@ -319,7 +317,7 @@ def test_solve_logits_per_row_and_at_certain_units() -> None:
 
 @pytest.mark.slow
 def test_solve_logits_over_many_orders_of_magnitude() -> None:
-    for k, seed in itertools.product((1, 2, 12), range(5)):
+    for k, seed in itertools.product((1, 12), range(3)):
         probs = cps.inclusion_probabilities(normal(7, 24, seed=seed) ** 3 * 100, k)
         close(cps.inclusion_probabilities(solve_logits(probs, k), k), probs)
 
@@ -368,8 +366,7 @@ def test_solve_logits_never_fails_silently() -> None:
         solve_logits(torch.tensor([math.nan, 0.5, 0.5], dtype=torch.float64), 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n, k", [(10**5, 10**4), (10**6, 10**5)])
+@pytest.mark.parametrize("n, k", [(10**5, 10**4), pytest.param(10**6, 10**5, marks=pytest.mark.exhaustive)])
 def test_huge_rows_against_closed_forms(n: int, k: int) -> None:
     torch.manual_seed(6)
     logits = torch.full((n,), -0.7, dtype=torch.float64, requires_grad=True)
