@@ -169,7 +169,7 @@ def rare_rows(dtype):
 def test_rare_rows_are_those_of_the_torch_backend(link, real):
     dtype = REALS[real]
     rows, eps = rare_rows(dtype), torch.finfo(dtype).eps
-    sizes, scales = torch.cartesian_prod(torch.tensor([5, 5.5, 1]), torch.tensor([1.0, 0.01, 1e-20]).double()).T
+    sizes, scales = torch.cartesian_prod(*torch.tensor([[5, 5.5, 1], [1, 0.01, 1e-20]]).double()).T
     x, sizes, scales = rows.repeat(9, 1), sizes.repeat_interleave(9), scales.repeat_interleave(9)
     results = []
     for name in ("numba", "torch"):
