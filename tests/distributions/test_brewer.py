@@ -100,6 +100,7 @@ def test_largest_scored_size():
     assert design.log_prob(design.enumerate_support()).exp().sum().item() == pytest.approx(1, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_goodness_of_fit():
     case = next(case for case in CASES if case.get("tags") == ["discriminating"])
     design, pmf = Brewer(probs=tensor(case["pi"])), tensor(case["log_prob"]).exp()

@@ -58,6 +58,7 @@ def outcome(function):
     return value.detach(), *torch.autograd.grad(value, logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", DESIGNS[::4], ids=lambda case: case.name)
 def test_steps_are_those_of_eager_mode(case):
     counter = CompileCounter()
@@ -65,6 +66,7 @@ def test_steps_are_those_of_eager_mode(case):
     assert counter.frame_count >= 2  # what comes before and after the design is still compiled
 
 
+@pytest.mark.slow
 def test_a_model_trains_as_in_eager_mode():
     def losses(wrap):
         torch.manual_seed(0)
@@ -111,6 +113,7 @@ def test_whole_graphs_are_refused_with_the_reason(name):
         compiled(CALLS[name], fullgraph=True)(LOGITS)
 
 
+@pytest.mark.slow
 def test_graphs_end_at_every_member():
     def everything(x):
         found = []

@@ -133,6 +133,7 @@ def test_improbable_draws():
     gof.check_inclusion(left_out[:, 1000:].sum(-1, keepdim=True), 1000 * (1 - last.mean[1000:1001].double()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "cpu_backend"),
     list(zip(itertools.cycle([torch.float32, torch.float64]), BACKENDS, strict=False)),

@@ -47,7 +47,7 @@ def gradient(law: Callable[..., Callable[[Tensor], Tensor]], x: Tensor, k: int, 
 
 @for_each("name", list(LAWS))
 @for_each("n, k", [(4, 2), (9, 3), (20, 7), (40, 12)])  # each for another way to solve
-@for_each("distance", [38.0, 60.0, 100.0, 300.0])
+@for_each("distance", [38.0, 100.0, 300.0])
 def test_others_do_not_notice(distance: float, n: int, k: int, name: str) -> None:
     x, value = drawn(n, k)
     far = x.new_tensor([x.min() - distance, x.max() + distance, x.min() - 1.1 * distance])

@@ -112,6 +112,7 @@ def test_long_row():
     assert (draw - design.probs)[likely].sum().abs() < gof.Z_LIMIT * design.variance[likely].sum().sqrt()
 
 
+@pytest.mark.slow
 def test_goodness_of_fit():
     """The designs closest to it, given the same inclusion probabilities, are told apart."""
     case = next(case for case in CASES if case.get("tags") == ["discriminating"])

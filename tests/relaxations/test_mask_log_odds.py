@@ -48,7 +48,7 @@ def test_are_those_of_the_mask(relaxation):
 @for_each("relaxation", SMOOTH.values())
 def test_derivatives_of_all_arguments(relaxation):
     function = functools.partial(mask_log_odds, relaxation)
-    inputs = [value.clone().requires_grad_() for value in arguments()]
+    inputs = [value[1:].clone().requires_grad_() for value in arguments()]
     assert gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True)
     assert gradgradcheck(function, inputs, check_fwd_over_rev=True)
     batched = torch.func.vmap(function)(*arguments())
