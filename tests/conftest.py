@@ -63,7 +63,7 @@ ORDER = {
 }
 
 
-MOST_CASES = 4  # of a test in a quick run, and of the values that a case loops over
+MOST_CASES = 3  # of a test in a quick run, and of the values that a case loops over
 
 
 @pytest.fixture(autouse=True, scope="module")
