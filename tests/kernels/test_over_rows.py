@@ -11,10 +11,10 @@ import torch
 pytest.importorskip("numba", reason="the loops need numba, which is not installed")
 
 from khot.kernels.cpu import loops
-from khot.kernels.cpu.loops import ITEMS_A_THREAD, kernel, over_rows
+from khot.kernels.cpu.loops import ITEMS_A_ROW, ITEMS_TO_SHARE, kernel, over_rows
 
 THREADS = 3
-WORK = THREADS * ITEMS_A_THREAD  # items that are worth waking all threads for
+WORK = ITEMS_TO_SHARE  # items that are worth waking all threads for
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,8 @@ def test_no_more_helpers_than_threads_asked_for(monkeypatch):
     assert over_rows(refuse, 1000, WORK, -1) == 1000
     torch.set_num_threads(2)
     assert over_rows(refuse, 1000, WORK, -1) == 1000
-    assert over_rows(refuse, 2, 100, -1) == 2
+    for rows, items in ((2, 100), (1000, WORK - 1000 * ITEMS_A_ROW - 1)):
+        assert over_rows(refuse, rows, items, -1) == rows
     assert asked == [THREADS - 1, 1]
 
 

@@ -28,17 +28,18 @@ from typing import Any
 import numpy as np
 import torch
 from numba import njit, types
-from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_lock import global_compiler_lock
 
 from .cache import kept_on_disk
+from .compiler import Apart, Loop, Part
 
 FUSED = {"contract"}  # products and sums are rounded once
 ANY_ORDER = {"contract", "reassoc", "nsz"}
 KERNEL: Any = {"fastmath": FUSED, "error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 PART: Any = {"error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
 ITEMS_A_ROW = 2**6  # items that take as long as the fixed work of a row
-ITEMS_A_THREAD = 2**14  # fewer items are done before another thread has woken up
+ITEMS_TO_SHARE = 2**18  # a quarter of a millisecond: less ends sooner on one thread than another one wakes and reports
+ITEMS_A_THREAD = 2**14
 SHARES_A_THREAD = 4  # more than one, so that a late or slow thread can leave some to the others
 
 _NUMBERS: dict[torch.dtype, tuple[Any, Any]] = {
@@ -48,19 +49,6 @@ _NUMBERS: dict[torch.dtype, tuple[Any, Any]] = {
     torch.bool: (ctypes.c_bool, np.bool_),
 }
 _names = threading.local()
-
-
-class _Apart(CompilerBase):
-    """numba's compiler, with the promise that what the function writes overlaps no other array.
-
-    Without it, a loop that writes and sums has two versions of machine code, which add in different orders, and uses
-    the slow one if arrays are close together. Then the last digits of a result depend on where in memory its tensors
-    happen to be.
-    """
-
-    def define_pipelines(self) -> list[Any]:
-        self.state.flags.noalias = True
-        return [DefaultPassBuilder.define_nopython_pipeline(self.state)]
 
 
 @contextmanager
@@ -86,13 +74,13 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _part(function: Callable[..., Any], **options: Any) -> Any:
+def _part(function: Callable[..., Any], compiler: Any = Part, **options: Any) -> Any:
     """Compiles a function that only compiled functions call, once for each type of its arguments.
 
     numba would compile it again for every literal argument, as in ``f(x, 0)``. That gains nothing, because LLVM sees
     the literal when it inlines the function.
     """
-    found = njit(**options, **PART)(_named(function))
+    found = njit(**options, **PART, pipeline_class=compiler)(_named(function))
     template = found.get_call_template
     found.get_call_template = lambda args, kws: template(tuple(types.unliteral(a) for a in args), kws)
     return found
@@ -109,16 +97,13 @@ def per_row(function: Callable[..., Any]) -> Any:
 
 
 def summed(function: Callable[..., Any]) -> Any:
-    """Compiles sums over the items of a row, in any order. Compile it before its caller, or some loops stay scalar.
-
-    Arrays that it writes may not overlap other arguments.
-    """
-    return _part(function, fastmath=ANY_ORDER, pipeline_class=_Apart)
+    """Compiles sums over the items of a row, in any order. Arrays that it writes may not overlap other arguments."""
+    return _part(function, fastmath=ANY_ORDER, compiler=Apart)
 
 
 def inlined_sum(function: Callable[..., Any]) -> Any:
     """Compiles sums over a few items into the caller, which costs less than a call."""
-    return _part(function, fastmath=ANY_ORDER, forceinline=True, pipeline_class=_Apart)
+    return _part(function, fastmath=ANY_ORDER, forceinline=True, compiler=Apart)
 
 
 def kernel(function: Callable[..., int]) -> Callable[..., int]:
@@ -126,7 +111,7 @@ def kernel(function: Callable[..., int]) -> Callable[..., int]:
 
     It returns a number, such as the number of rows that it has left.
     """
-    found: Callable[..., int] = kept_on_disk(njit(**KERNEL)(_named(function)))
+    found: Callable[..., int] = kept_on_disk(njit(**KERNEL, pipeline_class=Loop)(_named(function)))
     return found
 
 
@@ -162,9 +147,8 @@ def over_rows(kernel: Callable[..., int], rows: int, items: int, *arguments: Any
     Returns:
         The sum of the kernel's results.
     """
-    threads = min(rows, (items + ITEMS_A_ROW * rows) // ITEMS_A_THREAD)
-    if threads > 1:
-        threads = min(threads, torch.get_num_threads())
+    work = items + ITEMS_A_ROW * rows
+    threads = 1 if work < ITEMS_TO_SHARE else min(rows, work // ITEMS_A_THREAD, torch.get_num_threads())
     if threads <= 1:
         return kernel(0, rows, *arguments)
     shares, numbers = min(rows, SHARES_A_THREAD * threads), itertools.count()
