@@ -3,7 +3,7 @@
 import copy
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.optim.adam import adam
 
 from khot.nn import KHotGate
 from khot.relaxations import topk_mask
@@ -21,6 +22,30 @@ LOOK_EVERY = 10  # steps between two looks at the inclusion probabilities and at
 HURRY_AFTER = 100  # from this step on, every convergence check also sharpens the design
 HURRY = 1.1  # the factor by which each check sharpens the logits
 TURN = threading.RLock()  # fits in several threads of Python take turns: torch has one random state for all of them
+
+
+class _Adam:
+    """Adam with its usual settings as a function: a ``torch.optim.Adam`` imports torch's compiler, a second's work."""
+
+    def __init__(self, parameters: Iterable[Tensor], rate: float) -> None:
+        self.rate, self.parameters = rate, [p for p in parameters if p.requires_grad]
+        self.means, self.squares = ([torch.zeros_like(p) for p in self.parameters] for _ in range(2))
+        self.counts = [torch.zeros(()) for _ in self.parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Takes a step along the gradients, and removes them; parameters without one stay."""
+        states = zip(self.parameters, self.means, self.squares, self.counts, strict=True)
+        found = [(p, p.grad, *state) for p, *state in states if p.grad is not None]
+        if found:
+            parameters, grads, means, squares, counts = map(list, zip(*found, strict=True))
+            # one loop over all parameters instead of ten operations each
+            adam(
+                parameters, grads, means, squares, [], counts, fused=True, amsgrad=False, beta1=0.9, beta2=0.999,
+                lr=self.rate, weight_decay=0.0, eps=1e-8, maximize=False,
+            )  # fmt: skip
+        for p in self.parameters:
+            p.grad = None
 
 
 @dataclass
@@ -57,13 +82,12 @@ class Training:
             ValueError: If the loss is infinite or NaN.
         """
         parts = zip((self.predictor, self.gate), rates, strict=True)
-        groups = [{"params": part.parameters(), "lr": rate} for part, rate in parts]
-        optimizer = torch.optim.Adam(groups, fused=True)  # one loop over all parameters instead of ten operations each
+        optimizers = [_Adam(part.parameters(), rate) for part, rate in parts]
         for batch in batches(data, batch_size):
             loss, cost = self.objective(batch)
-            optimizer.zero_grad()
             (loss + cost).backward()
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
             self.curve.append(loss.item())
             if not math.isfinite(self.curve[-1]):
                 raise ValueError(
