@@ -1,18 +1,23 @@
 """What k-hot costs on a CPU: masks compared with softmax, designs with a one-hot distribution.
 
-Run `python benchmarks/cpu.py [masks] [softness] [matrices] [designs] [growth]` (default: all parts) on an idle machine.
+Run `python benchmarks/cpu.py [masks] [softness] [short] [matrices] [designs] [growth]` (default: all), on an idle
+machine.
 
 masks    every mask, forward and backward, in the numba and the torch backend, in multiples of torch.softmax on the same
          tensor; torch.sort and torch.topk in the same run, soft_rank and soft_sort in multiples of a sort and a
          sigmoid_topk together; and the peak memory of forward and backward.
 softness masks on one thread over softness and k, in multiples of torch.softmax; with softness 1 also of scores with
          a third at -1e9 or -inf, and of heavy tails.
+short    masks of short rows on one thread over softness and k, and steps of designs over k, in multiples of
+         torch.softmax and of a step with OneHotCategoricalStraightThrough: the median, and the worst and where it is.
 matrices the maps whose result is a matrix for each row, likewise.
 designs  construct, draw with StraightThrough, backward, a fresh object each time, in multiples of the same and log_prob
          with OneHotCategoricalStraightThrough; and with log_prob on both sides, where a design has one.
 growth   sigmoid_topk in both backends, softmax, sort and topk over n = 10 ... 10^7, as a table and a plot.
 """
 
+import itertools
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -58,6 +63,11 @@ SOFT_MASKS = (
     "log_sigmoid_topk", "log_lapsum_topk", "sparse_topk_magnitude p=2", "sparse_topk_magnitude p=4/3",
     "sparse_topk_signed p=2", "topk_threshold",
 )  # fmt: skip
+SHORT_ROWS = (2, 4, 8, 10, 16, 32, 64)
+SHORT_BATCHES = (1, 16, 128, 1280, 8192)
+SHORT_SOFTNESSES = (0.01, 0.1, 1.0, 10.0)
+SHORT_MASKS = ("sigmoid_topk", "lapsum_topk", "capped_softmax", "sparse_topk p=2", "log_sigmoid_topk")
+SHORT_DESIGNS = {10: (16, 1280), 64: (128,)}  # batches of each number of units
 MATRIX_SHAPES = [(1, 10), (128, 10), (16, 1000)]
 MATRICES: dict[str, Callable[[Tensor], Tensor]] = {
     "sorted_transport_topk k=3": lambda x: khot.sorted_transport_topk(x, 3),
@@ -158,6 +168,42 @@ def soft_mask(name: str, k: int, s: float) -> Callable[[Tensor], Tensor]:
     if name == "topk_threshold":  # as wide as a mask, for the same cotangent
         return lambda x: khot.topk_threshold(x, k, s).unsqueeze(-1).to(x.dtype).expand_as(x)
     return lambda x: MASKS[name](x, k, s)  # type: ignore[call-arg]
+
+
+def short(seconds: float) -> list[Row]:
+    """Processor time on one thread, as in :func:`softness`."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    for n, batch in itertools.product(SHORT_ROWS, SHORT_BATCHES):
+        x, grad = leaf(torch.randn(batch, n)), torch.randn(batch, n)
+        calls: dict[tuple[str, int, float], Call] = {
+            ("softmax", 0, 0): forward_backward(lambda x: torch.softmax(x, -1), x, grad),
+            ("one-hot", 0, 0): one_hot(x, grad),
+        }
+        for k in sorted({max(n // 4, 1), n // 2, n - 1, 1}):
+            for name, s in itertools.product(SHORT_MASKS, SHORT_SOFTNESSES):
+                calls[name, k, s] = forward_backward(soft_mask(name, k, s), x, grad)
+            if batch in SHORT_DESIGNS.get(n, ()):
+                for name in ("ConditionalPoisson", "ParetoSampling"):
+                    calls[name, k, 0] = step(DESIGNS[name], x, k, grad, True)
+        timings = interleaved(calls, seconds / 50, rounds=5, clock=time.process_time)
+        softmax, straight_through = timings["softmax", 0, 0].median, timings["one-hot", 0, 0].median
+        for name in dict.fromkeys(name for name, _, s in calls if (name, 0, s) not in calls):
+            found = {(k, s): timing.median for (other, k, s), timing in timings.items() if other == name}
+            typical, (k, s) = statistics.median(found.values()), max(found, key=lambda at: found[at])
+            row: Row = {
+                "batch": batch,
+                "n": n,
+                "operation": name,
+                "worst at": f"k={k}" + (f" softness={s:g}" if s else ""),
+            }
+            for side, unit in (("softmax", softmax), ("one-hot", straight_through)):
+                row |= {f"median of {side}": f"{typical / unit:.2f}", f"worst of {side}": f"{found[k, s] / unit:.2f}"}
+            rows.append(row)
+            print_row(rows[-1])
+    torch.set_num_threads(threads)
+    return rows
 
 
 def matrices(seconds: float) -> list[Row]:
@@ -292,7 +338,14 @@ def main() -> None:
     run_parts(
         __doc__,
         "cpu",
-        {"masks": masks, "softness": softness, "matrices": matrices, "designs": designs, "growth": growth},
+        {
+            "masks": masks,
+            "softness": softness,
+            "short": short,
+            "matrices": matrices,
+            "designs": designs,
+            "growth": growth,
+        },
     )
 
 
