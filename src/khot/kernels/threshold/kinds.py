@@ -65,8 +65,8 @@ class Recipe(NamedTuple):
     """A backend's functions for the map with numbers k and scale, and for its gradient in x, at least fixed cost.
 
     Attributes:
-        mask: ``(x, k, scale)``: y like x, and the anchors and offsets of the batch shape, two arrays or tensors; None
-            if contents are invalid, and on a CPU unless all rows are ordinary.
+        mask: ``(x, k, scale)``: y like x, and the anchors and offsets of all rows, two arrays or tensors; None if
+            contents are invalid, and on a CPU unless all rows are ordinary.
         gradient: ``(x, scale, thresholds, grad)``: dL/dx, or None likewise.
     """
 

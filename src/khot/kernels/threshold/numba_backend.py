@@ -123,10 +123,10 @@ def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
 
     def mask(x: Tensor, k: float, scale: float) -> Solved | None:
         items = _numbers(x, computed)
-        y, at = np.empty(items.shape, real), np.empty((2, *items.shape[:-1]))
-        n, size = items.shape[-1], items.size
-        rows, thresholds, numbers = size // n, at.ravel(), np.array((k, scale), np.float64)
-        results = y.ravel(), (thresholds[:rows], thresholds[rows:]), np.empty(rows, np.bool_)
+        y, n, size = np.empty(items.shape, real), items.shape[-1], items.size
+        rows, numbers = size // n, np.array((k, scale), np.float64)
+        at = np.empty(rows), np.empty(rows)
+        results = y.ravel(), at, np.empty(rows, np.bool_)
         inputs = (items.ravel(), absolute), numbers[:1], numbers[1:]
         if over_rows(loops.mask, rows, size, n, *inputs, *results, law):
             return None
@@ -134,10 +134,10 @@ def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
         return (found if computed is dtype else found.to(dtype)), at
 
     def gradient(x: Tensor, scale: float, at: Any, grad: Tensor) -> Tensor | None:
-        items, thresholds = _numbers(x, computed), at.ravel()
+        items = _numbers(x, computed)
         grad_x, n, size = np.empty(items.shape, real), items.shape[-1], items.size
         rows = size // n
-        inputs = (items.ravel(), absolute), np.array((scale,), np.float64), (thresholds[:rows], thresholds[rows:])
+        inputs = (items.ravel(), absolute), np.array((scale,), np.float64), at
         results = (grad_x.ravel(), NOTHING, NOTHING), np.empty(rows, np.bool_)
         if over_rows(loops.derivative, rows, size, n, *inputs, _numbers(grad, computed).ravel(), *results, q):
             return None
