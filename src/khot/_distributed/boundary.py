@@ -35,7 +35,7 @@ HIDDEN = "_call"
 
 class _Decorator(Protocol):
     @overload
-    def __call__(self, function: Callable[Concatenate[Call, P], R]) -> Callable[P, R]: ...  # type: ignore[overload-overlap]
+    def __call__(self, function: Callable[Concatenate[Call, P], R]) -> Callable[P, R]: ...
 
     @overload
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]: ...

@@ -295,9 +295,8 @@ class _OfScores(Function):
                 return grad_x, None, None
         k, s = (in_rows_of(x, v, x.is_cuda and call.is_plain) for v in (k, s))
         setting = Setting(of.link, of.kind, of.softness, WHOLE, False, False)
-        at = (
-            solved(x, k, s, setting, call)[1]
-            if again
-            else torch.stack([torch.as_tensor(v).view(x.shape[:-1]) for v in at])
-        )
+        if again:
+            at = solved(x, k, s, setting, call)[1]
+        else:
+            at = torch.stack([torch.as_tensor(v).view(x.shape[:-1]) for v in at])
         return _gradients(x, s, at, grad, None, setting, call, False)[0], None, None
