@@ -12,7 +12,7 @@ from variable_selection import FORMS, row_name
 
 @pytest.mark.slow
 def test_runs(tmp_path, capsys):
-    tables = compare_estimators.main(["--smoke", "--out", str(tmp_path)])
+    tables = compare_estimators.main(["--smoke", "--seeds", "1", "--out", str(tmp_path)])
     assert list(tables) == ["linear", "distance", "quadratic", "evidence"]
     printed = capsys.readouterr().out
     in_forms = tables.pop("evidence")

@@ -15,7 +15,7 @@ from tests.experiments.saved import read_table
 
 @pytest.mark.slow
 def test_runs(tmp_path, capsys):
-    tables = experiment.main(["--smoke", "--out", str(tmp_path)])
+    tables = experiment.main(["--smoke", "--seeds", "1", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     assert list(tables) == list(experiment.DATA)
     assert (tmp_path / "variable_selection_methods.png").stat().st_size > 3_000

@@ -217,11 +217,14 @@ PADDED = {
 }
 
 
-@pytest.mark.parametrize("call", ["plain", "compiled", "size_of_each_row"])
-@pytest.mark.parametrize("make", PADDED.values(), ids=PADDED.keys())
-def test_padding_counts_for_nothing(make, call):
+CALLS = [(name, call) for name in PADDED for call in ("plain", "size_of_each_row")]
+CALLS += [(name, "compiled") for name in ("topk_relaxed", "batch", "batch_capped")]
+
+
+@pytest.mark.parametrize(("name", "call"), CALLS)
+def test_padding_counts_for_nothing(name, call):
     """Rows of -inf change neither the other rows nor the state."""
-    module, plain = make(), make()
+    module, plain = PADDED[name](), PADDED[name]()
     runs = module
     if call == "compiled":
         torch.compiler.reset()
