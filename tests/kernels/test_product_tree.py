@@ -19,6 +19,7 @@ from khot.laws.inverse import solve_logits
 from khot.laws.largest_entropy import largest_entropy
 from tests import gof, oracle
 from tests.inputs import normal
+from tests.log_partition import log_partition
 from tests.loops import for_each
 
 INF = math.inf
@@ -55,7 +56,7 @@ def close(actual: Tensor, expected: Tensor | float, tolerance: float = 1e-11) ->
 @pytest.mark.parametrize("case", oracle.cases("conditional_poisson"))
 def test_oracle(case: dict[str, Any]) -> None:
     k, logits, pi = case["k"], oracle.tensor(case["theta"]).requires_grad_(), oracle.tensor(case["pi"])
-    log_z, mean = cps.log_partition(logits, k), cps.inclusion_probabilities(logits, k)
+    log_z, mean = log_partition(logits, k), cps.inclusion_probabilities(logits, k)
     close(log_z, case["log_Z"])
     close(mean, pi)
     close(torch.autograd.grad(log_z, logits)[0], pi)
@@ -70,8 +71,8 @@ def test_oracle(case: dict[str, Any]) -> None:
         covariance = torch.stack([oracle.tensor(row) for row in case["pair"]]) - pi.outer(pi)
         close(cps.covariance(logits, k), covariance)
         close(torch.func.jacfwd(cps.inclusion_probabilities)(logits.detach(), k), covariance)
-        close(torch.func.hessian(cps.log_partition)(logits.detach(), k), covariance)
-        close(torch.func.jacfwd(torch.func.jacfwd(cps.log_partition))(logits.detach(), k), covariance)
+        close(torch.func.hessian(log_partition)(logits.detach(), k), covariance)
+        close(torch.func.jacfwd(torch.func.jacfwd(log_partition))(logits.detach(), k), covariance)
 
 
 @pytest.mark.parametrize("case", oracle.cases("cps_inverse"))
@@ -85,7 +86,7 @@ def test_enumeration(n: int, k: int, scale: float) -> None:
     k, logits = min(k, n), normal(n, scale=scale, seed=n)
     support, log_prob = enumerate_law(logits, k)
     close(cps.log_prob(logits, k, support), log_prob)
-    close(cps.log_partition(logits, k), (support @ logits).logsumexp(0))
+    close(log_partition(logits, k), (support @ logits).logsumexp(0))
     close(cps.inclusion_probabilities(logits, k), log_prob.exp() @ support)
     close(cps.entropy(logits, k), -(log_prob.exp() * log_prob).sum())
     assert (cps.sample(logits, k, (20,)).sum(-1) == k).all()
@@ -133,7 +134,7 @@ def test_infinite_logits_in_a_long_row() -> None:
 @pytest.mark.parametrize("n, k", LONG)
 def test_plain_recursion(n: int, k: int) -> None:
     logits = (torch.tensor([0.1, 3.0, 30.0]).double()[:, None] * normal(n)).requires_grad_()
-    expected, actual = log_esp_recursion(logits.detach(), k), cps.log_partition(logits, k)
+    expected, actual = log_esp_recursion(logits.detach(), k), log_partition(logits, k)
     close(actual, expected)
     mean = cps.inclusion_probabilities(logits, k)
     close(torch.autograd.grad(actual.sum(), logits)[0], mean.detach())
@@ -165,9 +166,7 @@ def test_gradients_of_a_long_row() -> None:
 @pytest.mark.slow
 def test_gradcheck(n: int, k: int) -> None:
     logits, value = normal(2, n).requires_grad_(), k_hot_vectors(n, k)[:1]
-    assert gradcheck(lambda t: cps.log_partition(t, k), logits) and gradgradcheck(
-        lambda t: cps.log_partition(t, k), logits
-    )
+    assert gradcheck(lambda t: log_partition(t, k), logits) and gradgradcheck(lambda t: log_partition(t, k), logits)
     for f in (cps.inclusion_probabilities, cps.entropy, lambda t, k: cps.log_prob(t, k, value)):
         assert gradcheck(lambda t, f=f: f(t, k), logits) and gradgradcheck(lambda t, f=f: f(t, k), logits)
 
@@ -179,7 +178,7 @@ def test_log_prob_is_linear_in_the_value() -> None:
     close(grad - grad.mean(), (logits - logits.mean()).detach())
 
 
-@pytest.mark.parametrize("f", [cps.log_partition, cps.inclusion_probabilities, cps.entropy, cps.covariance])
+@pytest.mark.parametrize("f", [log_partition, cps.inclusion_probabilities, cps.entropy, cps.covariance])
 def test_batches(f: Callable[[Tensor, int | Tensor], Tensor]) -> None:
     logits, k = normal(4, 9), torch.tensor([0, 3, 9, 7])
     rows = torch.stack([f(row, int(size)) for row, size in zip(logits, k, strict=True)])
@@ -193,7 +192,7 @@ def test_batches(f: Callable[[Tensor, int | Tensor], Tensor]) -> None:
 
 def test_sizes_per_row_in_a_long_batch() -> None:
     logits, k = normal(3, 300), torch.tensor([4, 150, 290])
-    for f in (cps.log_partition, cps.inclusion_probabilities):
+    for f in (log_partition, cps.inclusion_probabilities):
         close(f(logits, k), torch.stack([f(row, int(size)) for row, size in zip(logits, k, strict=True)]), 1e-13)
     gof.check_k_hot(cps.sample(logits, k, (50,)), k)
 
@@ -370,7 +369,7 @@ def test_solve_logits_never_fails_silently() -> None:
 def test_huge_rows_against_closed_forms(n: int, k: int) -> None:
     torch.manual_seed(6)
     logits = torch.full((n,), -0.7, dtype=torch.float64, requires_grad=True)
-    log_z = cps.log_partition(logits, k)
+    log_z = log_partition(logits, k)
     close(log_z, math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - 0.7 * k)
     close(torch.autograd.grad(log_z, logits)[0], torch.full((n,), k / n, dtype=torch.float64))
     logits = normal(n, scale=2.0)

@@ -13,6 +13,7 @@ from khot.kernels.count import forest
 from khot.laws import conditional_poisson as cps
 from tests import gof, oracle
 from tests.inputs import normal
+from tests.log_partition import log_partition
 
 CASES = [
     case for case in oracle.cases("conditional_poisson") if not INTERPRETED or case["id"] in ("cps-009", "cps-016")
@@ -26,7 +27,7 @@ def close(actual: Tensor, expected: Tensor | float) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_oracle(case):
     k, logits = case["k"], oracle.tensor(case["theta"]).to(DEVICE).requires_grad_()
-    log_z, mean = cps.log_partition(logits, k), cps.inclusion_probabilities(logits, k)
+    log_z, mean = log_partition(logits, k), cps.inclusion_probabilities(logits, k)
     close(log_z, case["log_Z"])
     close(mean, oracle.tensor(case["pi"]))
     close(torch.autograd.grad(log_z, logits)[0], oracle.tensor(case["pi"]))
@@ -43,9 +44,9 @@ def test_trees_below_a_torch_tree(monkeypatch):
     if INTERPRETED:
         monkeypatch.setattr(forest, "FOREST_LEVELS", 4)
     logits = normal(2, n)
-    found = [f(logits.to(DEVICE), k) for f in (cps.log_partition, cps.inclusion_probabilities)]
+    found = [f(logits.to(DEVICE), k) for f in (log_partition, cps.inclusion_probabilities)]
     with khot.kernels.backend("torch"):
-        for value, f in zip(found, (cps.log_partition, cps.inclusion_probabilities), strict=True):
+        for value, f in zip(found, (log_partition, cps.inclusion_probabilities), strict=True):
             close(value, f(logits, k))
     draws = cps.sample(logits.to(DEVICE), k, (50,)).cpu()
     gof.check_k_hot(draws, k)

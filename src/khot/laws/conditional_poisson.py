@@ -92,27 +92,6 @@ def shifted_log_prob(logits: Tensor, shift: Tensor, value: Tensor) -> Tensor:
     return by_rows(function, SLAB, logits, shift, value)[0]
 
 
-def log_partition(logits: Tensor, k: Size, kept: Once | None = None) -> Tensor:
-    """Log of the elementary symmetric polynomial of order k at ``exp(logits)``; for a range the log of their sum.
-
-    Its gradient is the vector of inclusion probabilities, and its Hessian is the covariance.
-
-    Args:
-        logits: Log-odds ``(*batch, n)``.
-        k: Size of the subsets, int or integer tensor, or a range.
-        kept: What was already made from these logits, such as their tree.
-
-    Returns:
-        ``(*batch,)``, to about 1e-13 relative; infinite with a logit of ``+inf``.
-    """
-    tilted = tilt(logits, k, kept)
-    # log(1 + e^z) = max(z, 0) + log(1 + e^-|z|), and c times the number of z > 0 is combined with c k.
-    positive = tilted.z > 0
-    size = torch.where(positive, tilted.z, -tilted.z)
-    terms = torch.where(positive, logits.double(), 0.0) - F.logsigmoid(size)
-    return terms.sum(-1) + (positive.sum(-1) - tilted.k) * tilted.shift + tilted.log_probability()
-
-
 def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Once | None = None, balanced: bool = False) -> Tensor:
     """Log-probability of k-hot values.
 
