@@ -31,7 +31,6 @@ from khot.kernels.order_sampling import draw_ranks, order_draw, rank_centre, ran
 from khot.kernels.random_numbers.philox import draw_seed
 from khot.laws import conditional_poisson
 from khot.laws.order_sampling import LOG_EXPONENTIAL, LOGISTIC, Noise
-from tests.log_partition import log_partition
 
 SHAPES = [
     (8192, 64),
@@ -102,6 +101,12 @@ def pivotal(x: Tensor, k: int) -> Tensor:
     if kernel is not None:
         return kernel(probs, sizes(x, k), draw_seed(x.device), 1, x.dtype)[0]
     return tournament(balance(probs, sizes(x, k)), 1)[0].to(x.dtype)
+
+
+def log_partition(x: Tensor, k: int) -> Tensor:
+    """log Z of conditional Poisson laws, from the probability of their first k units."""
+    value = (torch.arange(x.shape[-1], device=x.device) < k).to(x.dtype)
+    return (x * value).sum(-1) - conditional_poisson.log_prob(x, k, value)
 
 
 OPERATIONS = {
