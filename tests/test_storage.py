@@ -78,6 +78,20 @@ def test_storages_of_scores_can_be_resized(function):
         x.untyped_storage().resize_(0)
 
 
+@for_each("case", DESIGNS)
+def test_storages_of_parameters_and_values_can_be_resized(case):
+    x, value = normal(3, 7).requires_grad_(), case.make(logits=normal(3, 7), k=3).sample((2,)).clone()
+    design = case.make(logits=x, k=3)
+    design.sample((2,))
+    with suppress(NotImplementedError):
+        (design.log_prob(value).sum() + design.entropy().sum()).backward()
+    probs = torch.full((3, 6), 0.5, dtype=torch.float64)
+    case.make(probs=probs, k=3).sample()
+    del design
+    for tensor in (x.detach(), value, probs):
+        tensor.untyped_storage().resize_(0)
+
+
 @pytest.mark.needs_torch("2.8")  # earlier, hooks cannot be suspended, and transforms of torch.func refuse them
 @every_member
 def test_hooks_for_saved_tensors_change_no_derivative(calls):

@@ -231,7 +231,10 @@ _frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_
 @_count_as_constant  # Dynamo would otherwise start with the frame of this function
 def is_watched_by_dynamo() -> bool:
     """Whether Dynamo traces the functions that are called here, or the caller at this moment."""
-    return _frame_callback() is not None or ("torch._dynamo" in sys.modules and _dynamo_translator() is not None)
+    if _frame_callback() is not None:
+        return True
+    dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
+    return dynamo is not None and getattr(getattr(dynamo, "tls", None), "current_tx", None) is not None
 
 
 def mark_as_outside_graphs(function: F, reason: str) -> F:

@@ -15,6 +15,7 @@ from khot.kernels.count import (
     bernoulli_count_draw,
 )
 from khot.laws import conditional_poisson, sampford, unit_by_unit
+from khot.laws.inverse import times_covariance_at
 from khot.laws.size_range import SizeRange
 from khot.relaxations import sigmoid_topk
 from tests.inputs import normal
@@ -65,7 +66,7 @@ def test_tables_and_nodes_leave_nothing_out(law, n, k, spread):
 def test_any_scale_and_ties(scale):
     logits = scale * torch.tensor([[1.0, 1, 1, 0.5, 0, 0, 0, -1, -1], [3.0, 2, 1, 0, -1, -2, -3, -4, -5]]).double()
     for k in range(10):
-        _, log_total, complement, inclusion = bernoulli_count(logits, *2 * [torch.tensor([k, k])])
+        _, log_total, complement, inclusion = bernoulli_count.loop(logits, *2 * [torch.tensor([k, k])])
         assert log_total.isfinite().all()
         torch.testing.assert_close(inclusion.sum(-1), torch.full((2,), float(k)).double(), rtol=1e-12, atol=1e-12)
         assert (complement + inclusion - 1).abs().max() < 1e-15
@@ -77,10 +78,10 @@ def test_rows_without_an_answer_are_nan_and_others_are_not():
     logits = normal(5, 6)
     logits[0, 2], logits[1, :3], logits[2, :4] = torch.nan, torch.inf, -torch.inf
     k = torch.tensor([3, 2, 3, 7, 3])
-    tilt, *rest = bernoulli_count(logits, k, k)
+    tilt, *rest = bernoulli_count.loop(logits, k, k)
     for result in (tilt, *rest):
         assert result[:4].isnan().all() and not result[4].isnan().any()
-    gradient = bernoulli_count_derivative(logits, k, k, tilt, *rest[1:], normal(5, 6, seed=1))
+    gradient = bernoulli_count_derivative.loop(logits, k, k, tilt, *rest[1:], normal(5, 6, seed=1))
     assert gradient[:4].isnan().all() and not gradient[4].isnan().any()
     draws = bernoulli_count_draw(logits, k, k, SEED, 7, torch.float64)
     assert (draws[:, :4] == 0).all() and (draws[:, 4].sum(-1) == 3).all()
@@ -154,7 +155,7 @@ def test_many_cotangents_at_once():
 def test_long_odds_keep_their_digits():
     """Inclusion probabilities of 1e-200 and their complements, against their closed form for one of n."""
     logits = torch.tensor([[0.0, -460.0, -230.0]]).double()
-    *_, complement, inclusion = bernoulli_count(logits, *2 * [torch.tensor([1])])
+    *_, complement, inclusion = bernoulli_count.loop(logits, *2 * [torch.tensor([1])])
     total = 1 + math.exp(-460) + math.exp(-230)
     expected = torch.tensor([[1.0, math.exp(-460), math.exp(-230)]], dtype=torch.float64) / total
     torch.testing.assert_close(inclusion, expected, rtol=1e-13, atol=0)
@@ -282,9 +283,9 @@ def test_rows_of_large_numbers_keep_their_digits():
     logits = 1e9 + normal(3, 50)
     k = torch.tensor([1, 20, 49])
     with backend("numba"):
-        *_, complement, inclusion = bernoulli_count(logits, k, k)
+        *_, complement, inclusion = bernoulli_count.loop(logits, k, k)
         draws = bernoulli_count_draw(logits, k, k, SEED, 9, torch.float64)
-        *_, expected_complement, expected = bernoulli_count(logits - 1e9, k, k)
+        *_, expected_complement, expected = bernoulli_count.loop(logits - 1e9, k, k)
     torch.testing.assert_close(inclusion, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(complement, expected_complement, rtol=1e-12, atol=0)
     assert (draws.sum(-1) == k).all()
@@ -301,13 +302,39 @@ def test_a_row_does_not_depend_on_its_neighbours_or_its_place(scale):
 
     def results(rows):
         given = logits[rows], low[rows], high[rows]
-        law = bernoulli_count(*given)
-        return [*law, bernoulli_count_derivative(*given, law[0], *law[2:], g[rows])]
+        law = bernoulli_count.loop(*given)
+        return [*law, bernoulli_count_derivative.loop(*given, law[0], *law[2:], g[rows])]
 
     whole = results(torch.arange(21))
     for rows in (torch.randperm(21), torch.tensor([13]), torch.arange(5, 18), torch.tensor([4, 4, 20] * 9)):
         for found, expected in zip(results(rows), whole, strict=True):
             assert torch.equal(found.nan_to_num(-1.0), expected[rows].nan_to_num(-1.0))
+
+
+def test_long_rows_do_not_depend_on_their_neighbours():
+    """Each has its own way, by a table or by nodes, and a range without a table is left to other code."""
+    n, k = 300, torch.tensor([150, 2, 140, 299, 150, 60])
+    logits, g, low = normal(6, n), normal(6, n, seed=1), k - torch.tensor([0, 0, 0, 0, 40, 3])
+
+    def results(rows):
+        given = logits[rows], low[rows], k[rows]
+        law = bernoulli_count.loop(*given)
+        return [*law, bernoulli_count_derivative.loop(*given, law[0], *law[2:], g[rows])]
+
+    whole = results(torch.arange(6))
+    assert [part.isnan().view(6, -1).all(-1).nonzero().flatten().tolist() for part in whole] == [[4]] * 5
+    for rows in ([0], [1, 3], [2, 5, 1], [4]):
+        for found, expected in zip(results(torch.tensor(rows)), whole, strict=True):
+            assert torch.equal(found.nan_to_num(-1.0), expected[rows].nan_to_num(-1.0))
+
+
+def test_covariance_of_long_rows_of_ranges():
+    sizes, g = SizeRange(torch.tensor([100, 3]), torch.tensor([150, 9])), normal(2, 300, seed=1)
+    with backend("torch"):
+        probs = conditional_poisson.inclusion_probabilities(normal(2, 300), sizes)
+        expected = times_covariance_at(probs, sizes, g)
+    with torch.no_grad():
+        torch.testing.assert_close(times_covariance_at(probs, sizes, g), expected, rtol=1e-10, atol=1e-13)
 
 
 def test_ranges_of_sizes_are_the_same_by_tree():

@@ -25,6 +25,7 @@ from .entry import count_of_writes, entry
 Law = TypeVar("Law", bound="KHotDistribution")
 
 WIDE = torch.float32.itemsize
+ORDINARY = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool}  # of most values
 R = TypeVar("R")
 
 
@@ -90,7 +91,7 @@ class KHotDistribution(TorchDistribution):
         super().__init_subclass__(**kwargs)
         if "__init__" not in vars(cls):
             name_init(cls)
-            cls.__init__ = entry(cls.__init__)  # type: ignore[method-assign]
+        cls.__init__ = entry(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
@@ -313,9 +314,9 @@ class KHotDistribution(TorchDistribution):
 
     def _score(self, value: Tensor) -> Tensor:
         """``_log_prob`` of values in the support, ``-inf`` elsewhere, or an error with validation on."""
-        check_value(value)
         if self._is_in_support(value):
             return self._log_prob(value)
+        check_value(value)
         if self._validate_args:
             self._validate_sample(value)
             if self._shared_k is not None:
@@ -326,8 +327,10 @@ class KHotDistribution(TorchDistribution):
 
     def _is_in_support(self, value: Tensor) -> bool:
         """Whether one quick test shows that a value will pass all checks, which are slower: each serves one message."""
-        shape = self._batch_shape + self._event_shape
-        if value.shape[value.dim() - len(shape) :] != shape or not can_look(value, *self._tensors):
+        if not isinstance(value, Tensor) or value.dtype not in ORDINARY or value.layout is not torch.strided:
+            return False
+        shape, others = self._batch_shape + self._event_shape, () if self._shared_k is not None else self._tensors
+        if value.is_nested or value.shape[value.dim() - len(shape) :] != shape or not can_look(value, *others):
             return False
         if not (self._validate_args or value.device.type == "cpu"):
             return False

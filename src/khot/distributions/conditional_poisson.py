@@ -8,7 +8,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from khot._contents import can_look, is_finite
+from khot._contents import can_look
 from khot.constraints import k_hot
 from khot.laws import conditional_poisson as law
 from khot.laws import size_prior
@@ -86,7 +86,6 @@ class ConditionalPoisson(SamplingDesign):
     _shared_ends: tuple[int, int] | None = None  # the range of all rows, if it is given as ints
     log_prior: Tensor | None = None  # the log-prior of the size as given, with the batch shape `(..., high - low + 1)`
 
-    @entry
     @without_relaxation
     def __init__(
         self,
@@ -102,6 +101,7 @@ class ConditionalPoisson(SamplingDesign):
         super().__init__(probs, logits, size, validate_args=validate_args)
 
     def _with_sizes(self, param: Tensor, k: Any) -> Tensor:
+        self._law = law
         if not isinstance(k, tuple):
             return super()._with_sizes(param, k)
         if self.parameter_name == "probs":
@@ -109,8 +109,9 @@ class ConditionalPoisson(SamplingDesign):
         low, high = checked_range(k[:2] if len(k) == 3 else k, param.shape[-1])
         if len(k) == 3:
             param, self.log_prior = broadcast_with_prior(param, k)
+            self._law = size_prior
         if isinstance(low, int) and isinstance(high, int):
-            self._shared_ends = low, high
+            self._shared_ends, self._sizes_are_numbers = (low, high), self.log_prior is None
         self._size_varies = True
         param, largest = broadcast_with_k("logits", param, checked_size(high, param))
         param, self.k = broadcast_with_k("logits", param, checked_size(low, param))
@@ -128,15 +129,10 @@ class ConditionalPoisson(SamplingDesign):
             return SizeRange(*self._shared_ends)
         return SizePrior(*self._shared_ends, self.log_prior)
 
-    @property
+    @lazy
     def _law(self) -> Any:
         """The module with the law of this kind of size."""
         return law if self.log_prior is None else size_prior
-
-    def _fits(self) -> bool:
-        if self.log_prior is not None and not is_finite(self.log_prior):
-            return False
-        return super()._fits() or (self._shared_ends is not None and is_finite(self._wide))
 
     def _validate_contents(self) -> None:
         low, high, n = self.k, self.largest_k, self.event_shape[0]

@@ -116,9 +116,9 @@ class SamplingDesign(KHotDistribution):
     k: Tensor  # the number of ones of each row, or the smallest if it varies
     largest_k: Tensor  # the largest number of ones of each row, which differs only if `_size_varies`
     _size_varies: bool = False  # whether draws of one row may differ in their number of ones
+    _sizes_are_numbers: bool = False  # whether the sizes of all rows were given as numbers, and checked
     _relaxes: ClassVar[bool] = True  # whether the class takes `logits` and relaxes them to `probs`
 
-    @entry
     def __init__(
         self,
         probs: Tensor | None = None,
@@ -155,13 +155,14 @@ class SamplingDesign(KHotDistribution):
         """Sets the number of ones of each row, and returns the parameter with all batch dimensions."""
         if type(k) is int and 0 <= k <= param.shape[-1]:
             self.k = self.largest_k = torch.full(param.shape[:-1], k, device=param.device)
-            self._shared_k, self._size, self._support = k, k, k_hot_of_int(k)
+            self._shared_k, self._size, self._support, self._sizes_are_numbers = k, k, k_hot_of_int(k), True
             return param
         size = _sizes(param.detach()) if k is None else checked_size(k, param)
         if isinstance(k, Tensor):
             param, size = broadcast_with_k(self.parameter_name, param, size)
         self.k = self.largest_k = size
-        self._shared_k = None if k is None or isinstance(k, Tensor) else as_int(k)
+        if not (k is None or isinstance(k, Tensor)):
+            self._shared_k, self._sizes_are_numbers = as_int(k), True
         return param
 
     def _widened(self) -> Tensor:
@@ -259,7 +260,7 @@ class SamplingDesign(KHotDistribution):
     # Checks of the parameters and of values; each error message says what to do.
 
     def _fits(self) -> bool:
-        if self._shared_k is None or isinstance(self.temperature, Tensor):
+        if not self._sizes_are_numbers or isinstance(self.temperature, Tensor):
             return False
         if self.arg_constraints is not SamplingDesign.arg_constraints:
             return False

@@ -15,10 +15,13 @@ import sys
 import threading
 from collections.abc import Callable
 from operator import attrgetter
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import torch
 from pyro.ops.provenance import detach_provenance, get_provenance, track_provenance
+from torch import Generator, Size, Tensor
+from torch.nn import Parameter
 from torch.overrides import has_torch_function
 
 from khot._distributed.placements import has_dtensor, refuse_dtensor
@@ -26,6 +29,9 @@ from khot._refusals import refuse_subclass, refuse_trace
 from khot._torch_internals import is_watched_by_dynamo, mark_as_outside_graphs, outside_graphs
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# Types of arguments that are neither DTensors nor tensors with functions of their own.
+USUAL = {Tensor, Parameter, int, float, bool, type(None), tuple, Size, Generator, FunctionType}
 
 REASON = "a khot design chooses its steps by the contents of tensors, which a graph does not know"
 
@@ -39,8 +45,11 @@ count_of_writes = attrgetter("_version")
 
 
 def entry(function: F) -> F:
-    """Decorator for a member of a law, or for a function whose first argument is a law."""
-    first = next(iter(inspect.signature(function).parameters))
+    """Decorator for a member of a law, or for a function whose first argument is a law.
+
+    Classes of laws apply it to their ``__init__`` themselves. Only that of the law's own class counts as an entry.
+    """
+    first, is_init = next(iter(inspect.signature(function).parameters)), function.__name__ == "__init__"
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -49,15 +58,16 @@ def entry(function: F) -> F:
                 return function(**kwargs)  # which raises the error about the missing argument
             args = (kwargs.pop(first),)
         law, args = args[0], args[1:]
+        if is_init and type(law).__init__ is not call:
+            return function(law, *args, **kwargs)
         counted = getattr(law, "_counted", ())
         if counted and sum(map(count_of_writes, counted)) != law._writes:
             raise _changed(law)
         values = (*args, *kwargs.values()) if kwargs else args
         is_unusual = (
-            has_torch_function(values)
-            or torch._C._get_tracing_state() is not None
+            torch._C._get_tracing_state() is not None
             or ("torch._dynamo" in sys.modules and is_watched_by_dynamo())
-            or ("torch.distributed.tensor" in sys.modules and has_dtensor(values))
+            or (not USUAL.issuperset(map(type, values)) and (has_torch_function(values) or has_dtensor(values)))
         )
         if is_unusual or getattr(law, "_provenance", None):
             return _enter(function, law, args, kwargs)

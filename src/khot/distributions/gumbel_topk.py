@@ -7,7 +7,6 @@ from khot.laws import order_sampling as law
 
 from ._arguments import without_relaxation
 from .base import lazy
-from .entry import entry
 from .order_sampling import OrderSampling
 
 
@@ -51,7 +50,6 @@ class GumbelTopK(OrderSampling):
     _noise = LOG_EXPONENTIAL
     _relaxes = False
 
-    @entry
     @without_relaxation
     def __init__(
         self,

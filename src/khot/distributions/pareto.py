@@ -13,7 +13,6 @@ from khot.relaxations import sigmoid_topk
 
 from .base import lazy
 from .design import Relaxation
-from .entry import entry
 from .order_sampling import OrderSampling
 
 LEAST_SPREAD = 0.25  # lower bound of d, as the adjustment is an expansion for large d and inverts the order for small d
@@ -69,7 +68,6 @@ class ParetoSampling(OrderSampling):
     _noise = LOGISTIC
     _settings = ("adjust",)
 
-    @entry
     def __init__(
         self,
         probs: Tensor | None = None,

@@ -75,7 +75,6 @@ class PhantomUnit(SamplingDesign):
     _settings = ("design_class",)
     _complete_with = None  # it has the members that the wrapped design has
 
-    @entry
     def __init__(
         self,
         design_class: type[SamplingDesign] | None = None,

@@ -69,7 +69,6 @@ class PlackettLuce(KHotDistribution):
     arg_constraints = {"logits": Vector(constraints.real), "k": constraints.nonnegative_integer}
     has_enumerate_support = True
 
-    @entry
     def __init__(self, logits: Tensor, k: int | Tensor, *, validate_args: bool | None = None) -> None:
         logits = checked_param("logits", logits)
         check_flag("validate_args", validate_args, optional=True)

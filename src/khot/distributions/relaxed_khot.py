@@ -98,7 +98,6 @@ class RelaxedKHot(KHotDistribution):
     has_rsample = True
     _settings = ("temperature",)
 
-    @entry
     def __init__(
         self,
         temperature: float | Tensor,
@@ -282,7 +281,6 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
         ([0.0, 0.0, 1.0, 1.0], tensor(True))
     """
 
-    @entry
     def __init__(
         self,
         temperature: float | Tensor,

@@ -10,7 +10,6 @@ from khot.relaxations import sigmoid_topk
 from khot.relaxations.hard import indices_of_largest
 
 from .design import Relaxation, SamplingDesign
-from .entry import entry
 from .rows import by_rows, draw_by_rows
 from .sizes import shared_k
 
@@ -53,7 +52,6 @@ class Systematic(SamplingDesign):
     _settings = ("order",)
     _complete_with = "order='fixed'"
 
-    @entry
     def __init__(
         self,
         probs: Tensor | None = None,

@@ -142,7 +142,6 @@ class PerturbedTopK(PerturbedWrapper):
         tensor([0., 1., 1.])
     """
 
-    @entry
     def __init__(
         self,
         logits: Tensor,

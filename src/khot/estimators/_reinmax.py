@@ -93,7 +93,6 @@ class ReinMax(DesignWrapper):
         tensor([ 0.1250, -0.1250])
     """
 
-    @entry
     def __init__(
         self,
         design: SamplingDesign,

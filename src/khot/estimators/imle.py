@@ -135,7 +135,6 @@ class IMLE(PerturbedWrapper):
         tensor([-0.0100,  0.0100,  0.0000])
     """
 
-    @entry
     def __init__(
         self,
         logits: Tensor,

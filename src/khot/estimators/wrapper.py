@@ -16,7 +16,6 @@ from khot._shapes import broadcast_shapes
 from khot._validation import check_flag, check_positive_contents, check_value, checked_positive, described
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution, unrounded
-from khot.distributions.entry import entry
 from khot.kernels.exact.rows import compute_dtype
 from khot.kernels.operators.autograd import wants_gradient
 
@@ -53,7 +52,6 @@ class DesignWrapper(KHotDistribution):
     stand_in = "ConditionalPoisson(probs=design.mean)"
     stand_in_is = "a design with the same inclusion probabilities"
 
-    @entry
     def __init__(self, design: SamplingDesign, log_prob: Scorer = None, validate_args: bool | None = None) -> None:
         if not isinstance(design, SamplingDesign):
             advice = "; wrap it before `to_event`" if isinstance(design, Independent) else ""

@@ -35,7 +35,7 @@ from khot._contents import can_look
 from khot.kernels.draws import balance
 from khot.kernels.random_numbers import uniform
 
-from .once import Once
+from .once import Once, or_new
 
 SLAB = 2**18  # subsets of slots, times units, of the values scored at a time on a CPU
 LARGEST_SHARE = 1 - 2.0**-52  # so that a share of a sum is less than the sum, whatever the rounding
@@ -65,7 +65,7 @@ def sample(
         kept: What was already made from these probabilities.
     """
     whole = *shape, *probs.shape
-    probs = (kept or Once()).made_if_constant("balanced", balance, probs, k)
+    probs = or_new(kept).made_if_constant("balanced", balance, probs, k)
     if probs.device.type == "cpu" and k.numel() and can_look(probs, k):
         size = int((k - (probs >= 1).sum(-1)).max())
     u = uniform((*whole[:-1], size), probs.dtype, probs.device, generator)
@@ -153,7 +153,7 @@ def log_prob(probs: Tensor, size: int, value: Tensor, kept: Once | None = None) 
         value: k-hot vectors; rows may differ in k.
         kept: What was already made for this size.
     """
-    size, certain, kept = max(1, size), probs >= 1, kept or Once()
+    size, certain, kept = max(1, size), probs >= 1, or_new(kept)
     impossible = torch.where(value > 0, probs <= 0, certain).any(-1)  # not 1 - probs, which rounds to 1 for rare units
     free = probs.masked_fill(certain, 0.0)
     inside = free * value

@@ -103,17 +103,18 @@ def times_covariance_at(probs: Tensor, k: Tensor | SizeRange, g: Tensor) -> Tens
     If it is not differentiated again, kernels find the law and multiply.
     """
     low, high = (cast(Tensor, end) for end in (k if isinstance(k, SizeRange) else (k, k)))
-    if not (is_first_derivative(probs, low, high, g) and g.numel() and bernoulli_count.is_fused(probs)):
+    is_plain = g.numel() and is_first_derivative(probs, low, high, g)
+    if not (is_plain and bernoulli_count.is_fused(probs, probs.shape[-1])):
         return times_covariance(g.double(), solve_logits(probs, k), k)
     goal = max(CONDITIONAL_POISSON.goal, ROUNDING * torch.finfo(probs.dtype).eps)
     rows, right = _flat(probs.double()), _flat(g.double())
     low, high = (end.expand(probs.shape[:-1]).reshape(-1) for end in (low, high))
-    logits, tilt, error = inclusion_inverse(rows.log() - torch.log1p(-rows), low, high, goal)
+    logits, tilt, error = inclusion_inverse.loop(rows.log() - torch.log1p(-rows), low, high, goal)
     lost = ~(error <= max(ACCEPTED, goal))
     if lost.all():
         product = torch.empty_like(right)
     else:
-        product = bernoulli_count_derivative(logits, low, high, tilt, 1 - rows, rows, right)
+        product = bernoulli_count_derivative.loop(logits, low, high, tilt, 1 - rows, rows, right)
         lost |= product.isnan().any(-1)
     if lost.any():
         sizes = SizeRange(low[lost], high[lost]) if isinstance(k, SizeRange) else low[lost]
@@ -275,7 +276,7 @@ def _covariance_solution(
     if not _has_kernel(logits, family):
         return _by_rows(of_rows, low, logits, b)
     rows, right, sizes = _flat(logits), _flat(b), _sizes(logits, low)
-    v = covariance_inverse(rows, right, sizes, tolerance, NO_SUM * goal)
+    v = covariance_inverse.loop(rows, right, sizes, tolerance, NO_SUM * goal)
     lost = v.isnan().any(-1)
     if lost.any():
         v[lost] = _by_rows(of_rows, sizes[lost], rows[lost], right[lost])
@@ -306,7 +307,7 @@ def _solution(
     if not _has_kernel(given, family):
         return _by_rows(of_rows, low, given)
     rows, sizes = _flat(given), _sizes(given, low)
-    logits, _, error = inclusion_inverse(rows, sizes, sizes, goal)
+    logits, _, error = inclusion_inverse.loop(rows, sizes, sizes, goal)
     lost = ~(error <= max(ACCEPTED, goal)) | (rows.masked_fill(rows.isinf(), 0.0).abs().amax(-1) > WIDE)
     if lost.any():
         logits[lost] = _by_rows(of_rows, sizes[lost], rows[lost])
@@ -315,7 +316,7 @@ def _solution(
 
 def _has_kernel(x: Tensor, family: Family) -> bool:
     """Whether a kernel solves these rows one by one."""
-    return family is CONDITIONAL_POISSON and x.numel() > 0 and inclusion_inverse.is_fused(x)
+    return family is CONDITIONAL_POISSON and x.numel() > 0 and inclusion_inverse.is_fused(x, x.shape[-1])
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -40,3 +40,8 @@ class Once(dict[str, Any]):
         if any(isinstance(x, torch.Tensor) and has_derivative(x, recorded) for x in args):
             return make(*args)
         return self.made(name, make, *args)
+
+
+def or_new(kept: Once | None) -> Once:
+    """What was already made; an empty one is falsy, but not to be replaced."""
+    return Once() if kept is None else kept

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from khot.kernels.draws import balance, missing_share, tournament
 
-from .once import Once
+from .once import Once, or_new
 
 KEPT_UNITS = 2**17  # beyond this, balanced probabilities take too much memory
 
@@ -23,5 +23,5 @@ def sample(
 ) -> Tensor:
     """Draws ``(draws, ..., n)`` for probabilities ``(..., n)``; designs that share ``kept`` balance them once."""
     if probs.numel() <= KEPT_UNITS:
-        return tournament((kept or Once()).made_if_constant("balanced", balance, probs, k), draws, generator)
+        return tournament(or_new(kept).made_if_constant("balanced", balance, probs, k), draws, generator)
     return tournament(probs, draws, generator, missing_share(probs, k))

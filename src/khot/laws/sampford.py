@@ -41,7 +41,7 @@ from khot.kernels.random_numbers import uniform
 
 from . import conditional_poisson
 from .conditional_poisson import pull_back
-from .once import Once
+from .once import Once, or_new
 
 COVARIANCE_CHUNK = 64  # rows of the covariance calculated at a time
 MAX_DRAW_ELEMENTS = 2**22  # units drawn at a time, which bounds the memory: every draw has its own law
@@ -55,7 +55,7 @@ def _size(probs: Tensor, k: int | Tensor) -> Tensor:
 
 def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Once | None = None) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` if one contradicts a probability 0 or 1."""
-    kept = Once() if kept is None else kept
+    kept = or_new(kept)
 
     def scored(balanced: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         return _scored(balanced, k, value, kept)
@@ -122,7 +122,7 @@ def sample(
     kept: Once | None = None,
 ) -> Tensor:
     """Draws k-hot vectors exactly, ``(*sample_shape, *batch, n)`` bool."""
-    kept, count, n = Once() if kept is None else kept, math.prod(sample_shape), probs.shape[-1]
+    kept, count, n = or_new(kept), math.prod(sample_shape), probs.shape[-1]
     size = _size(probs, k)
     balanced = kept.made_if_constant("balanced", balance, probs, size).expand(*size.shape, n)
     logits = log_odds(balanced)

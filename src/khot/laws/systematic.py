@@ -35,7 +35,7 @@ from khot.kernels import random_numbers
 from khot.kernels.draws import balance
 from khot.kernels.operators.autograd import by_formula, with_derivatives_of
 
-from .once import Once
+from .once import Once, or_new
 
 ONE = 2**62  # represents 1 on the line; sums are modulo 4
 LONG = 2**20  # units of rows whose float32 probabilities may sum to a number that is further than 2 from k
@@ -94,7 +94,7 @@ def cuts_in_order(probs: Tensor, k: Tensor, kept: Once | None = None) -> Cuts:
 
 
 def _kept_line(probs: Tensor, k: Tensor, kept: Once | None) -> Tensor:
-    return (kept or Once()).made("line", line, probs, k)
+    return or_new(kept).made("line", line, probs, k)
 
 
 def _joined(fraction: Tensor) -> Tensor:

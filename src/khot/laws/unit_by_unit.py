@@ -17,7 +17,7 @@ from torch.autograd import Function
 
 from khot._shapes import broadcast_shapes
 from khot._torch_internals import no_view, version_of
-from khot.kernels.call import is_first_derivative, is_plain
+from khot.kernels.call import call_of, is_first_derivative
 from khot.kernels.count import (
     TABLE,
     bernoulli_count,
@@ -28,7 +28,6 @@ from khot.kernels.count import (
 )
 from khot.kernels.exact.rows import number_on
 from khot.kernels.exact.small_numbers import TINY
-from khot.kernels.operators.autograd import wants_gradient
 from khot.kernels.random_numbers.philox import draw_seed
 
 from .once import Once
@@ -55,8 +54,6 @@ class Solved(NamedTuple):
 
 def _for_values(results: Solved, value: torch.Size) -> Solved:
     """Results for rows, repeated if a batch of values of shape ``(..., n)`` has several values for each row."""
-    if value == results.shape:
-        return results
     batch = results.shape[:-1]
     shape = broadcast_shapes(value, results.shape)[-len(results.shape) :]
     if shape == results.shape:
@@ -67,41 +64,19 @@ def _for_values(results: Solved, value: torch.Size) -> Solved:
 
 def takes(logits: Tensor, k: Size, *others: Any) -> bool:
     """Whether functions of these logits, with these other arguments, are computed here."""
-    arguments, n = (logits, *_ends(k), *others), logits.shape[-1]
+    arguments, n = (logits, *(k if isinstance(k, SizeRange) else (k,)), *others), logits.shape[-1]
     for x in arguments:
         if isinstance(x, Tensor) and x.numel() == 0:
             return False
-    if not (is_plain(*arguments) and bernoulli_count.is_fused(logits)):
+    if not call_of(*arguments).is_plain or bernoulli_count.find(logits, n) is None:
         return False
     return not isinstance(k, SizeRange) or n * k.bound(n) <= TABLE  # in long rows, loops take only single sizes
 
 
-def _ends(k: Size) -> tuple[int | Tensor, ...]:
-    return k if isinstance(k, SizeRange) else (k,)
-
-
 def solve(logits: Tensor, k: Size, kept: Once | None) -> Solved:
     """The part that all results for these logits share."""
-    if kept is not None:
-        return kept.made("solved", _solve, logits, *_ends(k))
-    return _solve(logits.detach(), *_ends(k))
-
-
-def _rows_of(x: Tensor, *ends: int | Tensor) -> tuple[torch.Size, Tensor, list[Tensor]]:
-    """The shape of a batch, and its parameters and ends of the sizes as ``(R, n)`` float64 and ``(R,)``.
-
-    Repetitions of rows that an ``expand`` has made, as of a plate, are left out.
-    """
-    x = _without_repeats(x, x.ndim - 1)
-    ends = tuple([_without_repeats(end, end.ndim) if isinstance(end, Tensor) else end for end in ends])
-    shape, sizes = _shape_of(x, *ends), []
-    rows = x.double().expand(shape).reshape(-1, shape[-1]).contiguous()
-    for end in ends:
-        if isinstance(end, Tensor):
-            sizes.append(end.long().expand(shape[:-1]).reshape(-1).contiguous())
-        else:
-            sizes.append(torch.full((len(rows),), end, device=x.device))
-    return shape, rows, sizes
+    ends = k if isinstance(k, SizeRange) else (k,)
+    return _solve(logits.detach(), *ends) if kept is None else kept.made("solved", _solve, logits, *ends)
 
 
 def _without_repeats(x: Tensor, dims: int) -> Tensor:
@@ -112,19 +87,33 @@ def _without_repeats(x: Tensor, dims: int) -> Tensor:
     return x
 
 
-def _shape_of(x: Tensor, *ends: int | Tensor) -> torch.Size:
-    return broadcast_shapes(x.shape, *[(*end.shape, 1) for end in ends if isinstance(end, Tensor)])
-
-
 def _solve(logits: Tensor, *ends: int | Tensor) -> Solved:
-    shape, rows, sizes = _rows_of(logits, *ends)
-    low, high = sizes[0], sizes[-1]
-    results = bernoulli_count(rows, low, high)
+    """Rows that an ``expand`` has repeated, as that of a plate, are solved once."""
+    distinct, sizes = _without_repeats(logits, logits.ndim - 1) if 0 in logits.stride() else logits, ends
+    shape, whole = distinct.shape, logits.shape
+    if type(ends[0]) is not int or type(ends[-1]) is not int:
+        sizes = tuple([_without_repeats(end, end.ndim) if isinstance(end, Tensor) else end for end in ends])
+        shape, whole = _shape_of(distinct, sizes), _shape_of(logits, ends)
+    # A copy, because a storage that is shown to NumPy cannot be resized any more, as FSDP does with a parameter's.
+    rows = distinct.to(torch.float64, copy=True).expand(shape).reshape(-1, shape[-1]).contiguous()
+    each = []
+    for size in sizes:
+        if isinstance(size, Tensor):
+            each.append(size.long().expand(shape[:-1]).reshape(-1).contiguous())
+        else:
+            each.append(torch.full(rows.shape[:1], size, device=rows.device))
+    low, high = each[0], each[-1]
+    results = bernoulli_count.loop(rows, low, high)
     lost = results[0].isnan()
     if lost.any():
         for result, of_lost in zip(results, _law_by_tree(rows[lost], low[lost], high[lost]), strict=True):
             result[lost] = of_lost
-    return _for_values(Solved(shape, rows, low, high, *results), _shape_of(logits, *ends))
+    solved = Solved(shape, rows, low, high, *results)
+    return solved if shape == whole else _for_values(solved, whole)
+
+
+def _shape_of(x: Tensor, ends: Sequence[int | Tensor]) -> torch.Size:
+    return broadcast_shapes(x.shape, *[(*end.shape, 1) for end in ends if isinstance(end, Tensor)])
 
 
 def _either(low: Tensor, high: Tensor) -> Size:
@@ -148,7 +137,7 @@ def _derivative(solved: Solved, g: Tensor, log_odds: bool) -> Tensor:
     if log_odds:
         variance = complement * inclusion
         each = (g / variance).clamp(-LARGEST, LARGEST).masked_fill(variance < TINY, 0.0)
-    result = bernoulli_count_derivative(logits, low, high, shift, complement, inclusion, each)
+    result = bernoulli_count_derivative.loop(logits, low, high, shift, complement, inclusion, each)
     lost = result.isnan().any(-1) & ~shift.isnan()
     if lost.any():
         with torch.enable_grad():
@@ -216,7 +205,7 @@ def _inclusion(solved: Solved, log_odds: bool) -> Tensor:
 def inclusion(logits: Tensor, k: Size, kept: Once | None, log_odds: bool, by_tree: ByTree) -> Tensor:
     """Inclusion probabilities, or their log-odds; must not be written to."""
     solved = solve(logits, k, kept)
-    if not wants_gradient(logits):
+    if not (torch.is_grad_enabled() and logits.requires_grad):
         return _inclusion(solved, log_odds)
     result: Tensor = _Inclusion.apply(logits, solved, log_odds, by_tree)
     return result
@@ -245,7 +234,7 @@ class _LogProb(Function):
         if wanted[0]:
             _, values = _in_rows(value.detach(), solved.shape)
             weights = g.reshape(values.shape[:2]).contiguous()
-            gradient = bernoulli_count_log_prob_derivative(values, weights, solved.complement, solved.inclusion)
+            gradient = bernoulli_count_log_prob_derivative.loop(values, weights, solved.complement, solved.inclusion)
             grad_logits = _like(gradient, solved.shape, logits)
         if wanted[1]:
             z = torch.where(solved.low < solved.high, 0.0, solved.tilt).nan_to_num(0.0, 0.0, 0.0)
@@ -258,20 +247,23 @@ class _LogProb(Function):
 def _in_rows(value: Tensor, shape: tuple[int, ...]) -> tuple[torch.Size, Tensor]:
     """The batch of values for rows of this shape, and the values as ``(S, R, n)``, in a dtype that kernels support."""
     value = value if value.dtype in (torch.float32, torch.float64) else value.double()
-    value = value.expand(broadcast_shapes(value.shape, shape))
+    if value.shape != shape:
+        value = value.expand(broadcast_shapes(value.shape, shape))
     return value.shape[:-1], value.reshape(-1, math.prod(shape[:-1]), shape[-1]).contiguous()
 
 
 def _log_prob(value: Tensor, solved: Solved) -> Tensor:
     batch, values = _in_rows(value, solved.shape)
     given = solved.logits, solved.low, solved.high, solved.tilt, solved.log_total
-    return bernoulli_count_log_prob(*given, values).view(batch)
+    return bernoulli_count_log_prob.loop(*given, values).view(batch)
 
 
 def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Once | None, by_tree: ByTree) -> Tensor:
     """Log-probability of k-hot values."""
-    solved = _for_values(solve(logits, k, kept), value.shape)
-    if not wants_gradient(logits, value):
+    solved = solve(logits, k, kept)
+    if value.shape != solved.shape:
+        solved = _for_values(solved, value.shape)
+    if not (torch.is_grad_enabled() and (logits.requires_grad or value.requires_grad)):
         return _log_prob(value.detach(), solved)
     result: Tensor = _LogProb.apply(logits, value, solved, by_tree)
     return result
@@ -286,7 +278,7 @@ def sample(logits: Tensor, k: Size, draws: int, generator: torch.Generator | Non
         return None
     low, high = (number_on(logits.device, end).long() for end in (k if isinstance(k, SizeRange) else (k, k)))
     batch_shape = broadcast_shapes(logits.shape[:-1], low.shape, high.shape)
-    rows = logits.double().expand(*batch_shape, logits.shape[-1])
+    rows = logits.to(torch.float64, copy=True).expand(*batch_shape, logits.shape[-1])
     seed = draw_seed(logits.device, generator)
     drawn: Tensor = bernoulli_count_draw(
         rows, low.expand(batch_shape), high.expand(batch_shape), seed, draws, torch.bool

@@ -63,22 +63,16 @@ _not_too_long = only_if(
 
 
 class _Loop(Operation):
-    """A function of this name in numba, for plain calls from laws that have checked that the loop takes them."""
+    """A function of this name in numba, ``loop``, for plain calls from laws that have checked that it takes them."""
 
     def __init__(self, name: str, module: str, takes: Callable[..., str | None] = lambda *asked: None) -> None:
         super().__init__(__name__, name)
         self.backend("numba", module=module, takes=takes)
 
-    def __call__(self, *args: Any) -> Any:
-        return self._code(*args)
-
     @cached_property
-    def _code(self) -> Callable[..., Any]:
-        code: Callable[..., Any] = self.load("numba")
-        return code
-
-    def is_fused(self, x: Tensor) -> bool:
-        return self.find(x, int(x.shape[-1])) is not None
+    def loop(self) -> Callable[..., Any]:
+        loop: Callable[..., Any] = self.load("numba")
+        return loop
 
 
 bernoulli_count = _Loop("bernoulli_count", ".numba_backend", _short_rows)

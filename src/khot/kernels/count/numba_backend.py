@@ -7,13 +7,15 @@ NaN, and their draws False.
 # mypy: disable-error-code="no-untyped-def"
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..cpu.lanes import LANES
-from ..cpu.loops import kernel, over_rows, per_row
+from ..cpu.loops import array_like, kernel, over_rows, per_row
 from ..cpu.random_numbers import uniform_pair
 from . import TABLE, numba_long, reference
 from .numba_table import bend, descend, empty_block, is_sound, lanes_of, row_of, tabulate, widest_of
@@ -23,18 +25,30 @@ DRAWS_A_TASK = 64
 NONE = np.empty(0)
 
 
-def _has_table(n: int, low: Tensor, high: Tensor) -> bool:
-    return n * _widest(n, low, high) <= TABLE
+def _blocks(n: int, low: Tensor, high: Tensor) -> tuple[int, int, bool]:
+    """The number of blocks of rows with these sizes, the items that they are worth, and whether all have a table."""
+    blocks, widest = -(-len(low) // LANES), int(high.minimum(n - low).max())
+    return blocks, blocks * n * (16 + 4 * widest), n * widest <= TABLE
 
 
-def _widest(n: int, low: Tensor, high: Tensor) -> int:
-    return min(int(high.max()), n - int(low.min()))
+def _apart(
+    by_table: Callable[..., Any], by_nodes: Callable[..., Any], results: Sequence[Tensor], *arguments: Tensor
+) -> Sequence[Tensor]:
+    """Fills results for logits, ends of sizes and more of rows of which some have no table.
 
-
-def _blocks(n: int, low: Tensor, high: Tensor) -> tuple[int, int]:
-    """The number of blocks of rows with these sizes, and the items that they are worth."""
-    blocks = -(-len(low) // LANES)
-    return blocks, blocks * n * (16 + 4 * _widest(n, low, high))
+    What a row gets does not depend on the others. Ranges of sizes without a table are left to other code.
+    """
+    logits, low, high, *_ = arguments
+    n = logits.shape[-1]
+    has_table = n * high.minimum(n - low) <= TABLE
+    for result in results:
+        result.fill_(torch.nan)
+    for at, function in ((has_table, by_table), (~has_table & (low == high), by_nodes)):
+        if at.any():
+            found = function(*(x[at] for x in arguments))
+            for result, part in zip(results, [found] if isinstance(found, Tensor) else found, strict=True):
+                result[at] = part
+    return results
 
 
 @kernel
@@ -57,7 +71,7 @@ def _law_blocks(begin, end, logits, low, high, none, tilt, log_total, complement
     return 0
 
 
-def bernoulli_count(logits: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def bernoulli_count(logits: Tensor, low: Tensor, high: Tensor) -> Sequence[Tensor]:
     """The tilt, the law of the count and the inclusion probabilities.
 
     Args:
@@ -69,12 +83,13 @@ def bernoulli_count(logits: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, 
         Tilts t ``(R,)``; ``(R,)`` of the logarithm of the total weight of all draws, where a draw has the weight
         :func:`bernoulli_count_log_prob`; the probabilities ``(R, n)`` that units are zeros, and that they are ones.
     """
-    if not _has_table(logits.shape[-1], low, high):
-        return numba_long.bernoulli_count(logits, high)
-    rows = len(logits)
+    rows, n = logits.shape
+    blocks, items, has_table = _blocks(n, low, high)
     results = logits.new_empty(rows), logits.new_empty(rows), torch.empty_like(logits), torch.empty_like(logits)
+    if not has_table:
+        return _apart(bernoulli_count, numba_long.bernoulli_count, results, logits, low, high)
     given = map(Tensor.numpy, (logits, low, high))
-    over_rows(_law_blocks, *_blocks(logits.shape[-1], low, high), *given, NONE, *map(Tensor.numpy, results))
+    over_rows(_law_blocks, blocks, items, *given, NONE, *map(Tensor.numpy, results))
     return results
 
 
@@ -115,12 +130,11 @@ def bernoulli_count_derivative(
     logits: Tensor, low: Tensor, high: Tensor, tilt: Tensor, complement: Tensor, inclusion: Tensor, g: Tensor
 ) -> Tensor:
     """The derivative of ``<g, inclusion>`` with respect to the logits."""
-    if not _has_table(logits.shape[-1], low, high):
-        return numba_long.bernoulli_count_derivative(logits, high, tilt, g)
-    result = torch.empty_like(logits)
-    arguments = map(Tensor.numpy, map(Tensor.contiguous, (logits, low, high, tilt, complement, inclusion, g, result)))
-    blocks, items = _blocks(logits.shape[-1], low, high)
-    over_rows(_derivative_blocks, blocks, 2 * items, *arguments)
+    blocks, items, has_table = _blocks(logits.shape[-1], low, high)
+    result, given = torch.empty_like(logits), (logits, low, high, tilt, complement, inclusion, g)
+    if not has_table:
+        return _apart(bernoulli_count_derivative, numba_long.bernoulli_count_derivative, [result], *given)[0]
+    over_rows(_derivative_blocks, blocks, 2 * items, *(x.contiguous().numpy() for x in (*given, result)))
     return result
 
 
@@ -215,7 +229,7 @@ def _parts(tasks: int, enough: int, draws: int) -> int:
 def _draw_by_table(logits: Tensor, low: Tensor, high: Tensor, names: Tensor, seed: Tensor, out: Tensor) -> Tensor:
     """Writes draws with the random numbers of rows of these numbers; returns the rows that it leaves to other code."""
     _, rows, n = out.shape
-    blocks, items = _blocks(n, low, high)
+    blocks, items, _ = _blocks(n, low, high)
     parts, lost = _parts(blocks, BLOCK_TASKS, len(out)), out.new_empty(rows)
     arguments = map(Tensor.numpy, map(Tensor.contiguous, (logits, low, high, names, seed, out, lost)))
     over_rows(_draw_tasks, blocks * parts, items * parts + 16 * out.numel(), parts, NONE, *arguments)
@@ -258,8 +272,8 @@ def bernoulli_count_log_prob(
 ) -> Tensor:
     """``log P(x = value)`` of values ``(S, R, n)`` of possible sizes, linear in the value, ``(S, R)``."""
     result = logits.new_empty(value.shape[:-1])
-    arguments = map(Tensor.numpy, map(Tensor.contiguous, (logits, low, high, tilt, log_total, value, result)))
-    over_rows(_log_prob_tasks, result.numel(), value.numel(), *arguments)
+    rows = map(Tensor.numpy, map(Tensor.contiguous, (logits, low, high, tilt, log_total)))
+    over_rows(_log_prob_tasks, result.numel(), value.numel(), *rows, array_like(value.contiguous()), result.numpy())
     return result
 
 
@@ -278,6 +292,6 @@ def _log_prob_derivative_rows(begin, end, value, g, complement, inclusion, resul
 def bernoulli_count_log_prob_derivative(value: Tensor, g: Tensor, complement: Tensor, inclusion: Tensor) -> Tensor:
     """The derivative of the log-probabilities ``(S, R)`` with respect to the logits ``(R, n)``, times g, summed."""
     result = torch.empty_like(inclusion)
-    arguments = map(Tensor.numpy, map(Tensor.contiguous, (value, g, complement, inclusion, result)))
-    over_rows(_log_prob_derivative_rows, len(result), value.numel(), *arguments)
+    others = map(Tensor.numpy, map(Tensor.contiguous, (g, complement, inclusion, result)))
+    over_rows(_log_prob_derivative_rows, len(result), value.numel(), array_like(value.contiguous()), *others)
     return result

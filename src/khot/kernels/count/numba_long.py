@@ -74,7 +74,7 @@ def _law_rows(begin, end, theta, k, tilt, log_total, complement, inclusion):
     return 0
 
 
-def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def bernoulli_count(logits: Tensor, _: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     tilt, (rows, n) = solve_threshold(logits, k), logits.shape
     results = tilt, torch.empty_like(tilt), torch.empty_like(logits), torch.empty_like(logits)
     over_rows(_law_rows, rows, rows * n * 16, logits.numpy(), k.numpy(), *(x.numpy() for x in results))
@@ -109,7 +109,9 @@ def _derivative_rows(begin, end, theta, k, tilt, g, result):
     return 0
 
 
-def bernoulli_count_derivative(logits: Tensor, k: Tensor, tilt: Tensor, g: Tensor) -> Tensor:
+def bernoulli_count_derivative(
+    logits: Tensor, _: Tensor, k: Tensor, tilt: Tensor, complement: Tensor, inclusion: Tensor, g: Tensor
+) -> Tensor:
     result = torch.empty_like(logits)
     arguments = (x.contiguous().numpy() for x in (logits, k, tilt, g, result))
     over_rows(_derivative_rows, len(k), logits.numel() * 32, *arguments)

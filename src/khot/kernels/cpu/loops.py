@@ -135,6 +135,12 @@ def array_of(x: torch.Tensor) -> Any:
     return np.frombuffer((kind * x.numel()).from_address(x.data_ptr()), dtype)
 
 
+def array_like(x: torch.Tensor) -> Any:
+    """The same as an array of the tensor's shape."""
+    kind, dtype = _NUMBERS[x.dtype]
+    return np.ndarray(x.shape, dtype, (kind * x.numel()).from_address(x.data_ptr()))
+
+
 def over_rows(kernel: Callable[..., int], rows: int, items: int, *arguments: Any) -> int:
     """``kernel(first, last, *arguments)`` for all rows, in shares on ``torch.get_num_threads()`` threads.
 

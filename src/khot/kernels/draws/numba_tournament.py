@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cpu.loops import inlined, kernel, over_rows, per_row
+from ..cpu.loops import array_like, inlined, kernel, over_rows, per_row
 from ..cpu.random_numbers import empty_draws, random_words, uniform
 
 STEPS = 32  # approximate work for a unit
@@ -161,6 +161,6 @@ def pivotal_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torc
     rows = rows.reshape(-1, n).contiguous()
     x = empty_draws(rows, (draws * len(rows), n), dtype)
     sizes = k.reshape(-1).contiguous()  # otherwise the loop would be compiled again for an expanded design
-    arguments = (v.numpy() for v in (rows, sizes, seed))
-    over_rows(_tournaments, len(x), STEPS * len(x) * n, *arguments, (n - 1).bit_length(), x.numpy())
+    arguments = array_like(rows), sizes.numpy(), seed.numpy(), (n - 1).bit_length(), x.numpy()
+    over_rows(_tournaments, len(x), STEPS * len(x) * n, *arguments)
     return x.view(draws, *batch, n).to(dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from khot._shapes import broadcast_shapes
 
-from ..cpu.loops import inlined, kernel, over_rows, specialised
+from ..cpu.loops import array_like, inlined, kernel, over_rows, specialised
 from ..cpu.maths import EXP
 from . import Integrals, numba_log_prob
 from .numba_arrivals import Row, of_rows_by_nodes, space_for
@@ -126,7 +126,7 @@ def _log_prob(
     result = positions.new_empty(len(drawn))
     slopes = positions.new_empty(drawn.shape if with_slopes else (1, n))
     over_rows(
-        _log_prob_loops(noise), len(drawn), STEPS_OF_LOG_PROB * drawn.numel(), positions.numpy(), sizes.numpy(),
+        _log_prob_loops(noise), len(drawn), STEPS_OF_LOG_PROB * drawn.numel(), array_like(positions), sizes.numpy(),
         drawn.numpy(), depth, with_slopes, result.numpy(), slopes.numpy(),
     )  # fmt: skip
     return result.view(shape[:-1]), slopes.view(shape) if with_slopes else slopes.new_empty(*shape[:-1], 0)
@@ -242,7 +242,7 @@ def _inclusion(theta: Tensor, k: Tensor, noise: str, depth: float) -> tuple[Tens
     given = theta.new_zeros(len(theta), theta.shape[-1] if noise == "logistic" else 0)
     arguments = (x.numpy() for x in (when, given, result))
     over_rows(
-        _inclusion_loops(noise)[0], len(theta), _steps(noise, theta), theta.numpy(), k.numpy(), depth, *arguments,
+        _inclusion_loops(noise)[0], len(theta), _steps(noise, theta), array_like(theta), k.numpy(), depth, *arguments,
     )  # fmt: skip
     return result, when, given
 
@@ -251,7 +251,8 @@ def _product(theta: Tensor, k: Tensor, when: Tensor, given: Tensor, vector: Tens
     result = torch.empty_like(theta)
     arguments = (x.numpy() for x in (when, given, vector, result))
     over_rows(
-        _inclusion_loops(noise)[1], len(theta), 2 * _steps(noise, theta), theta.numpy(), k.numpy(), depth, *arguments,
+        _inclusion_loops(noise)[1], len(theta), 2 * _steps(noise, theta), array_like(theta), k.numpy(), depth,
+        *arguments,
     )  # fmt: skip
     return result
 

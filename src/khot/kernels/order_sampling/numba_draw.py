@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cpu.loops import inlined, kernel, over_rows, per_row, specialised
+from ..cpu.loops import array_like, inlined, kernel, over_rows, per_row, specialised
 from ..cpu.maths import EXP, LOG
 from ..cpu.random_numbers import empty_draws, fill_uniform
 from ..selection.numba_counting import SUSPECT, mark_largest
@@ -75,6 +75,6 @@ def order_draw(
     x = empty_draws(positions, (draws * len(positions), n), dtype)
     # Contiguous numbers of rows, even for an expanded design, for which the loop would otherwise be compiled again.
     sizes, centres = (v.reshape(-1).contiguous() for v in (k, centre))
-    arguments = map(Tensor.numpy, (positions, sizes, centres, seed))
-    over_rows(_loop(noise), len(x), STEPS * x.numel(), *arguments, x.numpy())
+    arguments = map(Tensor.numpy, (sizes, centres, seed, x))
+    over_rows(_loop(noise), len(x), STEPS * x.numel(), array_like(positions), *arguments)
     return x.view(draws, *batch, n).to(dtype)
