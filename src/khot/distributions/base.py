@@ -325,7 +325,7 @@ class KHotDistribution(TorchDistribution):
         value = torch.where(inside.unsqueeze(-1), value, self._value(value))
         return self._log_prob(value).masked_fill(~inside, -torch.inf)
 
-    def _is_in_support(self, value: Tensor) -> bool:
+    def _is_in_support(self, value: Any) -> bool:
         """Whether one quick test shows that a value will pass all checks, which are slower: each serves one message."""
         if not isinstance(value, Tensor) or value.dtype not in ORDINARY or value.layout is not torch.strided:
             return False

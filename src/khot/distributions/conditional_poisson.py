@@ -8,7 +8,6 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from khot._contents import can_look
 from khot.constraints import k_hot
 from khot.laws import conditional_poisson as law
 from khot.laws import size_prior
@@ -23,6 +22,7 @@ from ._arguments import broadcast_with_k, broadcast_with_prior, checked_range, c
 from .base import lazy
 from .design import MAX_SUPPORT, TOO_MANY_ADVICE, SamplingDesign
 from .entry import entry
+from .sizes import shared_ends
 
 
 class ConditionalPoisson(SamplingDesign):
@@ -211,19 +211,8 @@ class ConditionalPoisson(SamplingDesign):
         return values.expand(count, *self.batch_shape, n) if expand else values
 
     def _ends_of_all_rows(self, wanted: str) -> tuple[int, int]:
-        """The range of sizes that all rows have in common; 0 to 0 if there are no rows.
-
-        Raises:
-            NotImplementedError: If rows differ in k, or the contents of k cannot be read; the message names ``wanted``.
-        """
-        if self._shared_ends is None:
-            if not can_look(self.k, self.largest_k):
-                raise NotImplementedError(f"{wanted} needs `k` as ints under vmap and for tensors without contents")
-            ends = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist() or [[0, 0]]
-            if len(ends) != 1:
-                raise NotImplementedError(f"{wanted} needs the same sizes in all rows, but got {ends}")
-            return ends[0][0], ends[0][1]
-        return self._shared_ends
+        """The range of sizes of all rows; an error that names ``wanted`` if they differ or are unknown."""
+        return self._shared_ends or shared_ends(self, wanted)
 
     def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
         return cast(Tensor, self._law.sample(self._logits, self._size, shape, generator, self._kept))

@@ -266,7 +266,7 @@ class SamplingDesign(KHotDistribution):
             return False
         if self.parameter_name == "logits":
             return is_finite(self._wide)
-        return capped_simplex(self._shared_k).holds(self._wide.detach())
+        return capped_simplex(self._size).holds(self._wide.detach())
 
     def _validate_range(self) -> None:
         if self.parameter_name == "probs" and self._wide.numel():
@@ -274,9 +274,10 @@ class SamplingDesign(KHotDistribution):
             if math.isnan(lowest) or math.isnan(highest):
                 raise ValueError("`probs` must lie in [0, 1], but contain NaN")
             if not (lowest >= 0 and highest <= 1):
+                sizes = ", and sizes as probs=capped_softmax(sizes.log(), k)" if lowest >= 0 else ""
                 raise ValueError(
                     f"`probs` must lie in [0, 1], but got entries from {lowest:.6g} to {highest:.6g}; give scores by "
-                    "keyword, logits=scores"
+                    f"keyword, logits=scores{sizes}"
                 )
 
     def _validate_contents(self) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from khot._contents import can_look, is_finite
+from khot._contents import is_finite
 from khot._validation import check_value
 from khot.constraints import k_hot
 from khot.kernels.exact.small_numbers import log_odds, sigmoid
@@ -15,6 +15,7 @@ from khot.kernels.operators.autograd import with_derivatives_of
 from .base import lazy
 from .design import POSTERIOR_ADVICE, SamplingDesign
 from .entry import entry
+from .sizes import shared_ends
 
 INTEGER_TOLERANCE = 16.0  # in units of eps and of the sum, as in constraints.capped_simplex
 
@@ -201,16 +202,9 @@ class PhantomUnit(SamplingDesign):
 
     def _enumerated_support(self, expand: bool) -> Tensor:
         """All vectors of both sizes, in the order of the wrapped design's support."""
-        sizes = self._sizes
-        if not can_look(sizes):
-            raise NotImplementedError(
-                "enumerate_support needs the sizes, which are unknown under vmap and for tensors without contents"
-            )
-        kinds = sizes.view(-1, 2).unique(dim=0).tolist() or [[0, 1]]  # without rows
-        if len(kinds) != 1:
-            raise NotImplementedError(f"enumerate_support needs the same sizes in all rows, but got {kinds}")
+        smallest, largest = shared_ends(self, "enumerate_support")
         values = self._wrapped.enumerate_support(expand=False).to(self.dtype)
-        if kinds[0][0] == kinds[0][1]:
+        if smallest == largest and self._sizes.numel():
             values = values[values.flatten(1)[:, -1] == 1]
         values = values[..., :-1]
         return values.expand(-1, *self.batch_shape, -1) if expand else values

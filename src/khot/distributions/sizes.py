@@ -29,13 +29,28 @@ def sizes_of(law: Any, wanted: str) -> list[int]:
         return [operator.index(law._shared_k)]
     varies = getattr(law, "_size_varies", False)
     if not can_look(law.k):
-        needed = "the sizes, which are unknown" if varies else "`k` as an int"
-        raise NotImplementedError(f"{wanted} needs {needed} under vmap and for tensors without contents")
+        raise _unknown(wanted, "the sizes, which are unknown" if varies else "`k` as an int")
     if varies and not torch.equal(law.k, law.largest_k):
         raise NotImplementedError(
             f"{wanted} needs draws of one size, but this {type(law).__name__} has a range of sizes, {law.support}"
         )
     return cast(list[int], law.k.unique().tolist() or [0])
+
+
+def shared_ends(law: Any, wanted: str) -> tuple[int, int]:
+    """The smallest and the largest size, which all rows share; 0 and 0 if there are no rows.
+
+    Raises:
+        NotImplementedError: If rows differ, or the contents of k cannot be read; the message names ``wanted``.
+    """
+    if not can_look(law.k, law.largest_k):
+        raise NotImplementedError(
+            f"{wanted} needs the sizes, which are unknown under vmap and for tensors without contents"
+        )
+    ends = torch.stack((law.k, law.largest_k), -1).view(-1, 2).unique(dim=0).tolist() or [[0, 0]]
+    if len(ends) != 1:
+        raise NotImplementedError(f"{wanted} needs the same sizes in all rows, but got {ends}")
+    return ends[0][0], ends[0][1]
 
 
 def shared_k(law: Any, wanted: str, advice: str = "") -> int:
@@ -49,3 +64,7 @@ def shared_k(law: Any, wanted: str, advice: str = "") -> int:
         advice = f"; {advice}" if advice else ""
         raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes}{advice}")
     return sizes[0]
+
+
+def _unknown(wanted: str, needed: str) -> NotImplementedError:
+    return NotImplementedError(f"{wanted} needs {needed} under vmap and for tensors without contents")

@@ -11,6 +11,7 @@ gradient, and a backward pass frees nothing that another result of the tree need
 a new tree, built from the leaves in differentiable operations.
 """
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,12 +25,10 @@ from .tree import ProductTree, _pad_even, _shift
 
 
 class KeptTree(ProductTree):
-    """A :class:`~khot.kernels.count.tree.ProductTree` that remembers the outside of its leaves."""
+    """A :class:`~khot.kernels.count.tree.ProductTree` that computes the outsides of its nodes once."""
 
     def __init__(self, leaf: Tensor, k: Tensor, bound: int, wide_root: bool = False) -> None:
         super().__init__(leaf, k, bound, with_forest=False, wide_root=wide_root)
-        self._of_leaves: Tensor | None = None
-        self._of_levels: list[Tensor] | None = None
 
     def anew(self, leaf: Tensor) -> "KeptTree":
         """A new tree of the same kind with results that are differentiable in the leaf."""
@@ -37,19 +36,21 @@ class KeptTree(ProductTree):
 
     def leaf_outside(self) -> Tensor:
         """The outside of the leaves, as for any tree; must not be written to."""
-        if self._of_leaves is None:
-            self._of_leaves = super().leaf_outside()
         return self._of_leaves
 
+    @cached_property
+    def _of_leaves(self) -> Tensor:
+        return super().leaf_outside()
+
+    @cached_property
     def levels_outside(self) -> list[Tensor]:
-        """The outsides of the levels that are made of pairs, from the root downwards, and those of the leaves."""
-        if self._of_levels is None:
-            g, levels = self._root_outside(), []
-            for x, level in zip(reversed(self.pairs), reversed(self.plan), strict=True):
-                levels.append(self._uncentre(g[:, : x.shape[2]], level))
-                g = split(levels[-1], x, level.start).flatten(1, 2)
-            self._of_levels, self._of_leaves = levels, g[:, : self.leaf.shape[1]]
-        return self._of_levels
+        """The outsides of the levels that are made of pairs, from the root downwards; those of the leaves follow."""
+        g, levels = self._root_outside(), []
+        for x, level in zip(reversed(self.pairs), reversed(self.plan), strict=True):
+            levels.append(self._uncentre(g[:, : x.shape[2]], level))
+            g = split(levels[-1], x, level.start).flatten(1, 2)
+        self._of_leaves = g[:, : self.leaf.shape[1]]
+        return levels
 
     def bend(self, u: Tensor) -> Tensor:
         """The derivative of the outside of the leaves along a change ``u`` of the leaves, both ``(2, n, R)``.
@@ -64,7 +65,7 @@ class KeptTree(ProductTree):
             first = self._first(level)
             u = u if level.radius is None or first is None else _shift(u, first, 2 * level.radius + 1)
         v: Tensor | None = None
-        downwards = zip(self.levels_outside(), reversed(bent), reversed(self.pairs), reversed(self.plan), strict=True)
+        downwards = zip(self.levels_outside, reversed(bent), reversed(self.pairs), reversed(self.plan), strict=True)
         for g, y, x, level in downwards:
             change = split(g, y, level.start)
             if v is not None:
@@ -91,7 +92,7 @@ class _Probability(SavingFunction):
 class _LeafOutside(SavingFunction):
     @staticmethod
     def forward(leaf: Tensor, tree: KeptTree) -> Tensor:
-        tree.levels_outside()  # the derivative needs them
+        _ = tree.levels_outside  # the derivative needs them
         return tree.leaf_outside().clone()  # the result becomes part of a graph
 
     @staticmethod
