@@ -14,6 +14,7 @@ from khot import (
     PhantomUnit,
     ReinMax,
     RelaxedKHot,
+    Sampford,
     StraightThrough,
     constraints,
     horvitz_thompson,
@@ -38,6 +39,12 @@ def test_scores_and_a_size_by_position(public):
 def test_scores_in_the_place_of_probs(public, scores):
     with pytest.raises(ValueError, match=r"`probs` must lie in \[0, 1\], but got entries from .*logits=scores"):
         public(scores, k=2)
+
+
+def test_sizes_in_the_place_of_probs():
+    """Other software takes sizes, to which it makes the probabilities proportional."""
+    with pytest.raises(ValueError, match=r"sizes as probs=capped_softmax\(sizes\.log\(\), k\)$"):
+        Sampford(torch.tensor([1.0, 2.0, 5.0]), k=2)
 
 
 @for_each("public", PUBLIC)

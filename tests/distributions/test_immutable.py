@@ -18,6 +18,7 @@ from khot import (
     RelaxedKHot,
     Sampford,
     StraightThrough,
+    Systematic,
     sigmoid_topk,
 )
 from khot.kernels.count.kept_tree import KeptTree, leaf_outside
@@ -93,6 +94,16 @@ def test_made_once_for_all_that_a_conditional_poisson_design_is_asked(made, give
     assert len(made) == 2
     loss.backward()
     assert given == "probs" or len(made) == 2  # the derivative of the solution is one, of a system with a tree
+
+
+@pytest.mark.parametrize("make", [Brewer, Systematic])
+def test_what_draws_share_is_kept(make):
+    """It was not by a design that had kept nothing so far, as an empty record is falsy."""
+    design = make(probs=torch.full((4,), 0.5))
+    design.sample()
+    kept = dict(design._kept)
+    design.sample()
+    assert kept and all(design._kept[name] is value for name, value in kept.items())
 
 
 @for_each("case", SCORED)
