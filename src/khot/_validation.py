@@ -441,10 +441,12 @@ def name_init(cls: type) -> None:
 
 
 def check_value(value: Any) -> None:
-    """Checks for a dense tensor, which a law can score."""
+    """Checks for a dense tensor of real numbers, which a law can score."""
     if not _is_dense(value):
         _check_tensor("value", value)
         check_strided("value", value)
+    if value.is_complex():
+        raise TypeError(f"`value` must be real, but got a tensor of dtype {value.dtype}")
 
 
 def check_draw(name: str, value: Any, law: Distribution) -> None:

@@ -12,6 +12,7 @@ from khot import (
     PhantomUnit,
     RelaxedKHot,
     RelaxedKHotStraightThrough,
+    StraightThrough,
     sigmoid_topk,
 )
 from tests.loops import for_each
@@ -163,3 +164,11 @@ def test_samples_that_remember_their_scores_have_them_scored():
     y = RelaxedKHot(0.5, logits=logits, k=K).rsample((50,))
     assert RelaxedKHot(0.5, logits=logits, k=K, validate_args=False).log_prob(y).isfinite().all()
     assert (RelaxedKHot(0.5, logits=logits, k=2, validate_args=False).log_prob(y) == -torch.inf).all()
+
+
+@for_each("validate_args", (False, True))
+def test_complex_values_are_refused(validate_args):
+    design = ConditionalPoisson(logits=LOGITS, k=K, validate_args=validate_args)
+    for law in (design, StraightThrough(design), RelaxedKHot(0.5, logits=LOGITS, k=K, validate_args=validate_args)):
+        with pytest.raises(TypeError, match="`value` must be real, but got a tensor of dtype torch.complex128"):
+            law.log_prob(INSIDE.to(torch.complex128))
