@@ -1,5 +1,6 @@
 """What a first call costs a person: loops that are kept, and what is told meanwhile."""
 
+import gc
 import io
 import os
 import textwrap
@@ -12,7 +13,10 @@ from tests.processes import run_command
 
 pytest.importorskip("numba", reason="numba is not installed")
 
+from numba.core.errors import TypingError
+
 from khot.kernels.cpu import cache
+from khot.kernels.cpu.loops import kernel
 
 # ---- Machine code on disk
 
@@ -46,6 +50,31 @@ def test_a_second_process_finds_all_machine_code_on_disk_and_is_told_of_none(tmp
         os.close(ours)
     assert found == ["0 2\n", "2 2\n"]
     assert [text.count("khot is compiling loops for this CPU") for text in told] == [1, 0]
+
+
+# ---- Garbage
+
+
+def _last(first, last):
+    return last
+
+
+def _wrong(first, last):
+    return last.name
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_compilation_leaves_the_collection_of_garbage_as_it_was(collects):
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    frozen = gc.get_freeze_count() > 0
+    try:
+        assert kernel(_last)(0, 3) == 3
+        with pytest.raises(TypingError):
+            kernel(_wrong)(0, 3)
+        assert gc.isenabled() == collects and (gc.get_freeze_count() > 0) == frozen
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 # ---- What a person at a terminal is told
