@@ -101,6 +101,14 @@ def summed(function: Callable[..., Any]) -> Any:
     return _part(function, fastmath=ANY_ORDER, compiler=Apart)
 
 
+def by_lanes(function: Callable[..., Any]) -> Any:
+    """Compiles loops over lanes, with the arithmetic in the order of the source in each of them.
+
+    Arrays that it writes may not overlap other arguments.
+    """
+    return _part(function, fastmath=FUSED, pipeline_class=_Apart)
+
+
 def inlined_sum(function: Callable[..., Any]) -> Any:
     """Compiles sums over a few items into the caller, which costs less than a call."""
     return _part(function, fastmath=ANY_ORDER, forceinline=True, compiler=Apart)

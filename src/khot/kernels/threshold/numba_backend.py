@@ -16,6 +16,7 @@ from . import exact
 from .contents import check_contents
 from .kinds import KINDS, Kind, Recipe, Solved
 from .numba_loops import Loops, loops_of
+from .numba_short import LANES, SHORT
 
 NOTHING = np.empty(0)
 
@@ -34,7 +35,16 @@ def mask(
 
 
 def _solve(
-    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool, with_values: bool
+    x: Tensor,
+    k: Tensor,
+    scale: Tensor,
+    link: int,
+    q: float,
+    kind: str,
+    softness: str,
+    check: bool,
+    with_values: bool,
+    may_be_short: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, empty without values, and the threshold."""
     batch, found, items = x.shape[:-1], Link.find(link, q), _rows(x)
@@ -44,11 +54,15 @@ def _solve(
     anchor, offset, left = k.new_empty(rows), k.new_empty(rows), k.new_empty(rows, dtype=torch.bool)
     inputs = (array_of(items), KINDS[kind].absolute), array_of(k), array_of(scale)
     results = array_of(y), (array_of(anchor), array_of(offset)), array_of(left)
-    if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *inputs, *results, found.numbers):
+    loops = _loops(found, items, kind)
+    loop = loops.short_mask if n <= SHORT and rows >= LANES and may_be_short else loops.mask
+    if over_rows(loop, rows, rows * n, n, *inputs, *results, found.numbers):
         if check:  # checks all rows, because errors contain row numbers
             check_contents(items, k, scale, softness, KINDS[kind], row_range(KINDS[kind].scores(items)))
         some = items[left], k[left], scale[left], link, q, kind, softness, False
-        if with_values:
+        if loop is not loops.mask:
+            y[left], anchor[left], offset[left] = _solve(*some, with_values, False)
+        elif with_values:
             y[left], anchor[left], offset[left] = exact.mask(*some)
         else:
             anchor[left], offset[left] = exact.threshold(*some)
@@ -128,7 +142,8 @@ def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
         at = np.empty(rows), np.empty(rows)
         results = y.ravel(), at, np.empty(rows, np.bool_)
         inputs = (items.ravel(), absolute), numbers[:1], numbers[1:]
-        if over_rows(loops.mask, rows, size, n, *inputs, *results, law):
+        loop = loops.short_mask if n <= SHORT and rows >= LANES else loops.mask
+        if over_rows(loop, rows, size, n, *inputs, *results, law):
             return None
         found = torch.from_numpy(y)
         return (found if computed is dtype else found.to(dtype)), at

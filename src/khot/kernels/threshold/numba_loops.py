@@ -27,6 +27,7 @@ from . import numba_masks as masks
 from .kinds import KINDS, MASK, SIGNED, Kind
 from .numba_root import FOUND, INFINITE, LOST, NARROWEST, NO_QUANTILES, WIDEST, solver
 from .numba_scale import Place, fixed_scale
+from .numba_short import short_mask
 
 
 class Loops(NamedTuple):
@@ -35,11 +36,15 @@ class Loops(NamedTuple):
     mask: Compiled
     derivative: Compiled
     threshold: Compiled  # the derivative of the offset; None except for masks
+    short_mask: Compiled  # of short rows, some of which it leaves to the other loop, if it is not the same
 
 
 def loops_of(link: Link, kind: str, real: Real) -> Loops:
     """The loops for a link that has a numba piece."""
-    return _loops(type(link), variant_of(link), MASK if kind == SIGNED.name else KINDS[kind], real)
+    if kind == SIGNED.name:
+        found = _loops(type(link), variant_of(link), MASK, real)
+        return found._replace(short_mask=found.mask)
+    return _loops(type(link), variant_of(link), KINDS[kind], real)
 
 
 @functools.cache
@@ -55,7 +60,9 @@ def _loops(of: type[Link], variant: str, kind: Kind, real: Real) -> Loops:
         threshold = None
         if kind == MASK:
             threshold = kernel(_threshold_derivative(masks.threshold_gradient_of(precise, real), real))
-        return Loops(kernel(_mask(solve, fill, kind, real)), kernel(_derivative(gradient, kind, real)), threshold)
+        mask = kernel(_mask(solve, fill, kind, real))
+        short = mask if kind.grows or real is np.float64 else kernel(short_mask(link, kind.log, real))
+        return Loops(mask, kernel(_derivative(gradient, kind, real)), threshold, short)
 
 
 @functools.cache

@@ -25,17 +25,22 @@ SLIGHT = 2**-10  # largest relative correction
 def filler(link: NumbaLink, log: bool, real: Real) -> Compiled:
     """``(x, k, place, y)``: the mask of finite items, or its logarithm."""
     value, wide = link.log_value if log else link.value, link.distances or real
-    settles = real is np.float32 and not log and not (link.of.compact and link.of.reaches_zero)
+    may_settle = settles(link, log, real)
 
     @per_row
     def fill(x, k, place, y):
         origin = Origin(wide(place.anchor), wide(1 / place.s), wide(place.offset))
         for i in range(x.shape[0]):
             y[i] = value(distance(wide(x[i]), origin), place.q)
-        if settles and k < SMALL:
+        if may_settle and k < SMALL:
             _settle(y, k)
 
     return fill
+
+
+def settles(link: NumbaLink, log: bool, real: Real) -> bool:
+    """Whether rounding of z shows in the sums of small masks."""
+    return real is np.float32 and not log and not (link.of.compact and link.of.reaches_zero)
 
 
 @per_row
