@@ -106,7 +106,7 @@ def by_lanes(function: Callable[..., Any]) -> Any:
 
     Arrays that it writes may not overlap other arguments.
     """
-    return _part(function, fastmath=FUSED, pipeline_class=Apart)
+    return _part(function, fastmath=FUSED, compiler=Apart)
 
 
 def inlined_sum(function: Callable[..., Any]) -> Any:
