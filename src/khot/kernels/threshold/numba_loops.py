@@ -61,7 +61,7 @@ def _loops(of: type[Link], variant: str, kind: Kind, real: Real) -> Loops:
         if kind == MASK:
             threshold = kernel(_threshold_derivative(masks.threshold_gradient_of(precise, real), real))
         mask = kernel(_mask(solve, fill, kind, real))
-        short = mask if kind.grows or real is np.float64 else kernel(short_mask(link, kind.log, real))
+        short = mask if kind.grows or kind.log or real is np.float64 else kernel(short_mask(link, False, real))
         return Loops(mask, kernel(_derivative(gradient, kind, real)), threshold, short)
 
 
