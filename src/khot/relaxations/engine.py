@@ -38,8 +38,13 @@ NUMBERS = (float, int)
 class Setting(NamedTuple):
     """A map without its arguments.
 
+    A graph for all sizes makes a float of Python's an input where it is first read. If that is inside a Function, no
+    other Function of the graph can read it (torch 2.13). Functions read no floats of modules or links, therefore:
+    ``key`` is read before, and limits are integers.
+
     Attributes:
         link: The link F.
+        key: What operators know it by.
         kind: The kind of map.
         softness: The name of the softness in error messages.
         over: Sums over the items of the rows, including those that other processes hold.
@@ -48,6 +53,7 @@ class Setting(NamedTuple):
     """
 
     link: Link
+    key: tuple[int, float]
     kind: Kind
     softness: str
     over: Whole
@@ -128,7 +134,9 @@ class ThresholdMap(NamedTuple):
         """
         k, s = (in_rows_of(x, v, x.is_cuda and call.is_plain) for v in (k, s))  # kernels take numbers from the host
         items = x if call.over.is_whole else with_an_item(x, 0.0 if self.kind.absolute else -torch.inf)
-        setting = Setting(self.link, self.kind, self.softness, call.over, checks_contents(x), has_values)
+        number, q = self.link.key
+        key = number, float(q)  # reads q
+        setting = Setting(self.link, key, self.kind, self.softness, call.over, checks_contents(x), has_values)
         return *solved(items, k, s, setting, call), s, items
 
     def _check(self, call: Call, x: Tensor, k: Number, softness: Number) -> None:
@@ -183,8 +191,8 @@ class _Solved(Function):
 
     @staticmethod
     def forward(x: Tensor, k: Tensor, s: Tensor, setting: Setting, call: Call) -> tuple[Tensor, Tensor]:
-        link, kind, softness, over, checks, has_values = setting
-        arguments = x.detach(), k.detach(), s.detach(), *link.key, kind.name, softness, checks
+        _, key, kind, softness, over, checks, has_values = setting
+        arguments = x.detach(), k.detach(), s.detach(), *key, kind.name, softness, checks
         if not over.is_whole:
             y, anchor, offset = exact.mask(*arguments, over=over)
         elif has_values:
@@ -238,7 +246,7 @@ def _gradients(
         rows = _map_rows(x, s, at, setting)
         grad_x, grad_k, grad_s = derivative(rows, grad, None if grad_at is None else grad_at[1])
         return grad_x.to(x.dtype), grad_k, grad_s
-    options = *setting.link.key, setting.kind.name
+    options = *setting.key, setting.kind.name
     of_thresholds = None
     if grad_at is not None:
         s = numbers_of_rows(x, s)  # no kernel of an accelerator computes it
@@ -294,7 +302,7 @@ class _OfScores(Function):
             if grad_x is not None:
                 return grad_x, None, None
         k, s = (in_rows_of(x, v, x.is_cuda and call.is_plain) for v in (k, s))
-        setting = Setting(of.link, of.kind, of.softness, WHOLE, False, False)
+        setting = Setting(of.link, of.link.key, of.kind, of.softness, WHOLE, False, False)
         if again:
             at = solved(x, k, s, setting, call)[1]
         else:

@@ -98,7 +98,8 @@ _apply = with_forward_mode(_SortedTransport, _jvp)
 
 def _checked_tol(tol: float | None, dtype: torch.dtype) -> float:
     if tol is None:
-        return MASS_TOLERANCE.get(dtype, MASS_TOLERANCE_COARSE)
+        tol = MASS_TOLERANCE.get(dtype, MASS_TOLERANCE_COARSE)
+        return float(tol)  # read before a Function reads it: see `Setting` in engine.py
     if isinstance(tol, bool) or not isinstance(tol, Real) or not 0 < float(tol) < math.inf:
         raise ValueError(f"`tol` must be None or a positive number, but got {tol}")
     return tol

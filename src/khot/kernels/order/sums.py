@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 SAFE_EXPONENT = 128.0  # an exponential magnifies the rounding of z: up to here to 2^-47
-FAR = 1600.0  # scales; exp(-FAR / 2) is 0 in double precision
+FAR = 1600  # scales; exp(-FAR / 2) is 0 in double precision
 
 
 class Points(NamedTuple):

@@ -20,7 +20,7 @@ differentiable.
 import torch
 from torch import Tensor
 
-FAR = 1e6  # clips z for the derivatives: exp(-FAR) is 0, and so is 0 * FAR
+FAR = 10**6  # clips z for the derivatives: exp(-FAR) is 0, and so is 0 * FAR
 
 
 def places(k: int, n: int) -> int:
