@@ -34,8 +34,8 @@ Token choice has 95.7 % alone, 91.8 with the balance loss and 93.9 with the bias
 3.6, 2.8 and 3.9 times the mean: neither way of balancing is shown to work in so short a training.
 On 12,000 images of MNIST and three seeds, p = 2 has the best accuracy, 95.0 % against 94.8 (LapSum), 94.6 (hard), 94.2
 (straight-through), 94.1 (p = 4/3) and 94.2 (no router). Token choice has 94.5 % alone, 94.8 with the balance loss and
-94.3 with the bias. These differences are open. Both ways of balancing work here: the largest load is 3.63 times the mean
-without them, 1.55 with the balance loss and 1.28 with the bias.
+94.3 with the bias. These differences are open. Both ways of balancing work here: the largest load is 3.63 times the
+mean without them, 1.55 with the balance loss and 1.28 with the bias.
 """
 
 from argparse import Namespace

@@ -281,6 +281,10 @@ FOUND = {  # rows that a long run has found, by what was wrong with them
         *("log_sigmoid", torch.float32, 2.0, 1.3232524298264273e23),
         *([-3.402115407466025e38, -3.402115407466025e38, -torch.inf, -3.402115407466025e38], [-0.81, 0.49, 0.0, -1.05]),
     ),
+    "an_item_whose_distance_overflows": (
+        *("log_sigmoid", torch.float32, 0.46236783608544796, 23885516.119090915),
+        *([-3.4028218437925203e38, 3.4028234663852886e38], [-0.37, 1.12]),
+    ),
     "a_residual_that_is_all_of_its_terms": (
         *("sigmoid", torch.float32, 4.499854814598433, 0.005200181676105185),
         [-3.1410880088806152, 3.1410880088806152, -1.5705440044403076, 7.852720260620117, 0.0],
@@ -295,9 +299,10 @@ def member(name: str) -> FuzzCase:
 
 def check_row_that_was_wrong(name: str, cancelling: float | None = None, device: str = "cpu") -> None:
     case, dtype, k, softness, x, weight = FOUND[name]
-    numbers = (torch.tensor([v], dtype=torch.float64) for v in (k, softness))
-    rows = Rows(torch.tensor([x], dtype=dtype), *numbers, torch.tensor([weight], dtype=dtype))
-    run(member(case), rows, True, Counter(), cancelling, device)
+    for rows in (1, 16):  # 16 of them go side by side through a loop of their own on a CPU
+        numbers = (torch.full((rows,), v, dtype=torch.float64) for v in (k, softness))
+        scores, cotangents = (torch.tensor([v] * rows, dtype=dtype) for v in (x, weight))
+        run(member(case), Rows(scores, *numbers, cotangents), True, Counter(), cancelling, device)
 
 
 @for_each("name", FOUND)

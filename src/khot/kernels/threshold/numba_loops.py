@@ -61,7 +61,7 @@ def _loops(of: type[Link], variant: str, kind: Kind, real: Real) -> Loops:
         if kind == MASK:
             threshold = kernel(_threshold_derivative(masks.threshold_gradient_of(precise, real), real))
         mask = kernel(_mask(solve, fill, kind, real))
-        short = mask if kind.grows or kind.log or real is np.float64 else kernel(short_mask(link, False, real))
+        short = mask if kind.grows or real is np.float64 else kernel(short_mask(link, kind.log, real))
         return Loops(mask, kernel(_derivative(gradient, kind, real)), threshold, short)
 
 
@@ -76,7 +76,7 @@ def _solver(of: type[Link], variant: str, grows: bool, real: Real) -> Compiled:
 def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
     """The loop of a map. For odd maps the row consists of absolute values, and the results get the signs."""
     grows, reals_at, is_ordinary = kind.grows, REALS_AT[real], magnitudes.ordinary_place(real)
-    ends = (real(-np.inf), real(0)) if kind.log else (real(0), real(1))
+    ends, huge = (real(-np.inf), real(0)) if kind.log else (real(0), real(1)), masks.HUGE[real] if kind.log else np.inf
 
     def mask(first, last, n, x, k, scale, y, threshold, left, law):
         absolute = x[1]
@@ -102,7 +102,7 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
                 how = how if is_ordinary(a, s, law[0]) and highest(items) < magnitudes.LARGEST else LOST
             elif absolute and a + c * s <= 0:
                 a = c = 0.0
-            if not abs(real(c)) < np.inf:  # it overflows in the dtype in which z is computed
+            if not (abs(real(c)) < np.inf and abs(a) < huge):  # z may overflow in this dtype
                 how = LOST
             if how == FOUND and y.size:
                 fill(row, size, Place(a, c, s, law[0]), ys[r, :finite])
@@ -119,7 +119,7 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
 
 
 def _derivative(gradient: Compiled, kind: Kind, real: Real) -> Any:
-    grows, reals_at = kind.grows, REALS_AT[real]
+    grows, reals_at, huge = kind.grows, REALS_AT[real], masks.HUGE[real] if kind.log else np.inf
 
     def derivative(first, last, n, x, scale, threshold, g, results, left, q):
         absolute, (grad_x, grad_k, grad_scale) = x[1], results
@@ -136,7 +136,10 @@ def _derivative(gradient: Compiled, kind: Kind, real: Real) -> Any:
                     pushes[i] = push[i] if row[i] > 0 else -push[i]
                 row, push = items, pushes
             s, a, c = of_row(scale, r), anchors[r], offsets[r]
-            idle, done = absolute and not grows and a == 0 and c == 0, NARROWEST < s < WIDEST and real(a) == a
+            idle, done = (
+                absolute and not grows and a == 0 and c == 0,
+                NARROWEST < s < WIDEST and real(a) == a and abs(a) < huge,
+            )
             if done:
                 place = Place(a, c, s, q)
                 of_k, of_scale, done = gradient(row, push, place, idle, with_k, with_scale, roots, out)

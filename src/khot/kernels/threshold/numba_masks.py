@@ -20,6 +20,8 @@ DOMINANT = 0.75  # share of the slopes above which an item's own pull may cancel
 TINY = float(np.finfo(np.float64).tiny)
 SMALL = 0.5  # a sum k so small that no entry reaches 1 when it is scaled to compensate for rounding
 SLIGHT = 2**-10  # largest relative correction
+# Thresholds above which the distance of an item may overflow
+HUGE = {real: float(np.finfo(real).max * np.finfo(real).eps) for real in (np.float32, np.float64)}
 
 
 def filler(link: NumbaLink, log: bool, real: Real) -> Compiled:

@@ -25,7 +25,7 @@ from ..cpu.loops import by_lanes, inlined, per_row
 from ..cpu.maths import LOG, Real
 from ..cpu.rows import REALS_AT, Origin, bytes_at, distance, doubles_at, of_row
 from ..links.base_numba import Compiled, NumbaLink
-from .numba_masks import SLIGHT, SMALL, settles
+from .numba_masks import HUGE, SLIGHT, SMALL, settles
 from .numba_root import JUST_ABOVE, LAST_UNITS, NARROWEST, WIDE, WIDEST
 
 LANES = 16  # of float32, the widest vectors of today's processors
@@ -219,6 +219,7 @@ def _finisher(link: NumbaLink, log: bool, real: Real) -> Compiled:
     """``(x, at, q)``: thresholds, and values in place of the items."""
     value, wide = link.log_value if log else link.value, link.distances or real
     compact, is_power = link.of.compact, link.of.reaches_zero and link.of.compact
+    huge = HUGE[real] if log else np.inf
 
     @by_lanes
     def finish(x, at, q):
@@ -229,7 +230,8 @@ def _finisher(link: NumbaLink, log: bool, real: Real) -> Compiled:
             if not compact:
                 offset += 0.5 * ((left - anchor) + (right - anchor)) / at.s[i]
             at.anchor[i], at.offset[i], at.left[i], at.shift[i] = anchor, offset, wide(anchor), wide(offset)
-            at.is_left[i] = at.is_left[i] | at.is_open[i] | (not abs(real(offset)) < np.inf)
+            is_near = (abs(real(offset)) < np.inf) & (abs(anchor) < huge)  # otherwise z may overflow
+            at.is_left[i] = at.is_left[i] | at.is_open[i] | (not is_near)
         for j in range(x.shape[0]):
             for i in range(LANES):
                 x[j, i] = value(distance(wide(x[j, i]), Origin(at.left[i], at.inverse[i], at.shift[i])), q)
