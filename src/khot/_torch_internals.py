@@ -21,6 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _C: Any = torch._C  # the functions that set the state of a trace are not annotated
 _AUTOGRAD = _C._autograd
 _SHOWS_HOOKS = hasattr(_AUTOGRAD, "_top_saved_tensors_default_hooks")
+_SHOWS_TRANSFORMS = torch.__version__ >= "2.7"
 _KEYS = torch._C._TorchDispatchModeKey
 _TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
 # The state of torch's dispatcher for code that is neither traced nor transformed.
@@ -124,7 +125,12 @@ def leave_graph() -> None:
 
 
 def traced_transforms() -> tuple[str, ...]:
-    """The names of the transforms of torch.func that Dynamo traces around the caller, the innermost first."""
+    """The names of the transforms of torch.func that Dynamo traces around the caller, the innermost first.
+
+    With torch 2.6, which hides them from a graph, all that may matter if there is any.
+    """
+    if not _SHOWS_TRANSFORMS:
+        return () if transform_level() is None else ("Jvp", "Grad")
     top = functorch.peek_interpreter_stack()
     if not isinstance(top, functorch.CInterpreter):  # to Dynamo it is never None
         return ()
@@ -225,7 +231,21 @@ def _dynamo_translator() -> Any:
     return getattr(getattr(dynamo, "tls", None), "current_tx", None)
 
 
-_frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
+_frames: Any = torch._C._dynamo.eval_frame
+
+
+@_count_as_constant
+def _swapped_frame_callback() -> Any:
+    """Dynamo's callback for frames in torch 2.6, where torch's own function loses a reference to it at each call."""
+    callback = _frames.set_eval_frame(None)
+    _frames.set_eval_frame(callback)
+    return callback
+
+
+_frame_callback: Callable[[], Any] = _frames.get_eval_frame_callback
+if torch.__version__ < "2.7":
+    _frame_callback = _swapped_frame_callback
+    _frames.skip_code(_swapped_frame_callback.__code__)
 
 
 @_count_as_constant  # Dynamo would otherwise start with the frame of this function

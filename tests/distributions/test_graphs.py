@@ -107,7 +107,8 @@ CALLS = {
 }
 
 
-@for_each("name", CALLS)
+# In torch 2.6, Dynamo already stops inside torch's own kl_divergence.
+@for_each("name", [name for name in CALLS if name != "divergence" or torch.__version__ >= "2.7"])
 def test_whole_graphs_are_refused_with_the_reason(name):
     with pytest.raises(Unsupported, match=REASON):
         compiled(CALLS[name], fullgraph=True)(LOGITS)

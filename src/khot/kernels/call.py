@@ -21,27 +21,25 @@ class Call(NamedTuple):
         is_compiling: Whether Dynamo or ``torch.export`` traces it.
         writes_onnx: Whether it becomes part of a program for ONNX.
         is_plain: See :func:`is_plain`.
+        reads_layouts: Whether checks read the layouts of tensors: in plain calls all are dense, and Dynamo cannot read
+            them.
         over: Sums over the items of its rows, including those that other processes hold.
     """
 
     is_compiling: bool
     writes_onnx: bool
     is_plain: bool
-    over: Whole = WHOLE
-
-    @property
-    def reads_layouts(self) -> bool:
-        """Whether checks read the layouts of tensors: in plain calls all are dense, and Dynamo cannot read them."""
-        return not (self.is_plain or self.is_compiling)
+    reads_layouts: bool
+    over: Whole
 
 
-PLAIN, WATCHED = Call(False, False, True), Call(False, False, False)  # shared, as most calls are plain
+PLAIN, WATCHED = Call(False, False, True, False, WHOLE), Call(False, False, False, True, WHOLE)  # shared by all calls
 
 
 def call_of(*arguments: Any) -> Call:
     """The kind of a call with these arguments."""
     if torch.compiler.is_compiling():
-        return Call(True, writes_onnx(), False)
+        return Call(True, writes_onnx(), False, False, WHOLE)
     call = PLAIN if runs_unwatched() else WATCHED
     for x in arguments:
         if isinstance(x, Tensor) and not has_memory(x):

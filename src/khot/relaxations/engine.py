@@ -221,7 +221,7 @@ class _Solved(Function):
         found = _gradients(
             x, s, at, grad if setting.has_values else None, grad_at, setting, call, ctx.needs_input_grad[2]
         )
-        return *(v if needed else None for v, needed in zip(found, ctx.needs_input_grad, strict=False)), None, None
+        return *(v if needed else None for v, needed in zip(found, ctx.needs_input_grad[:3], strict=True)), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:

@@ -103,7 +103,7 @@ class OrderMap:
 def _differentiable_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, scales, _, order = ctx.saved_tensors
     scale = ctx.number if scales is None else scales
-    inputs = [v for v, needed in zip((x, scale), ctx.needs_input_grad, strict=False) if needed]
+    inputs = [v for v, needed in zip((x, scale), ctx.needs_input_grad[:2], strict=True) if needed]
     with torch.enable_grad():
         result = ctx.compose(x.gather(-1, order), order, scale)
     found = iter(torch.autograd.grad(result, inputs, grad, create_graph=torch.is_grad_enabled()))
@@ -134,4 +134,4 @@ class _Whole(Function):
         _, scales, values, order = ctx.saved_tensors
         scale = ctx.number if scales is None else scales
         grads = ctx.rows.backward(values, order, scale, grad, ctx.needs_input_grad[1])
-        return *(v if needed else None for v, needed in zip(grads, ctx.needs_input_grad, strict=False)), *[None] * 4
+        return *(v if needed else None for v, needed in zip(grads, ctx.needs_input_grad[:2], strict=True)), *[None] * 4
