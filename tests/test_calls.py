@@ -30,7 +30,7 @@ CALLS = {
     "mask with a graph": (lambda: khot.sigmoid_topk(LEAF, 5), 15, 9),
     "mask and gradient": (lambda: torch.autograd.grad(khot.sigmoid_topk(LEAF, 5), LEAF, X), 28, 9),
     "exponent": (lambda: khot.sparse_topk(X, 5), 15, 10),
-    "hard mask": (lambda: khot.topk_mask(X, 5), 28, 11),
+    "hard mask": (lambda: khot.topk_mask(X, 5), 26, 11),
     "module": (lambda: MODULE(X), 13, 9),
     "constructor of a design": (lambda: ConditionalPoisson(logits=X, k=5), 18, 8),
     "density of a design": (lambda: ConditionalPoisson(logits=X, k=5).log_prob(VALUE), 50, 16),
@@ -38,6 +38,7 @@ CALLS = {
 }
 
 
+@pytest.mark.needs_torch("2.8")  # earlier, one more function finds out whether Dynamo watches
 @pytest.mark.skipif(not HAS_NUMBA, reason="plain torch passes through more functions")
 @for_each("name", CALLS)
 def test_a_call_passes_through(name):

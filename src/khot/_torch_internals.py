@@ -28,6 +28,15 @@ _TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
 _EAGER = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 
+def _count_as_constant(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: Dynamo runs this function while tracing and bakes in the result.
+
+    Like ``torch.compiler.assume_constant_result``, which takes a second or two to import the compiler.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 # Transforms of torch.func
 
 
@@ -125,12 +134,7 @@ def leave_graph() -> None:
 
 
 def traced_transforms() -> tuple[str, ...]:
-    """The names of the transforms of torch.func that Dynamo traces around the caller, the innermost first.
-
-    With torch 2.6, which hides them from a graph, all that may matter if there is any.
-    """
-    if not _SHOWS_TRANSFORMS:
-        return () if transform_level() is None else ("Jvp", "Grad")
+    """The names of the transforms of torch.func that Dynamo traces around the caller, the innermost first."""
     top = functorch.peek_interpreter_stack()
     if not isinstance(top, functorch.CInterpreter):  # to Dynamo it is never None
         return ()
@@ -139,6 +143,10 @@ def traced_transforms() -> tuple[str, ...]:
     innermost = coerce_cinterpreter(top)
     with innermost.lower():
         return (innermost.key().name, *traced_transforms())
+
+
+if not _SHOWS_TRANSFORMS:
+    traced_transforms = _count_as_constant(traced_transforms)
 
 
 def runs_unwatched(forward_mode: bool = False) -> bool:
@@ -216,15 +224,6 @@ def overrides_torch_functions(kind: type) -> bool:
     return kind.__torch_function__ is not torch._C._disabled_torch_function_impl  # type: ignore[attr-defined]
 
 
-def _count_as_constant(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: Dynamo runs this function while tracing and bakes in the result.
-
-    Like ``torch.compiler.assume_constant_result``, which takes a second or two to import the compiler.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
 def _dynamo_translator() -> Any:
     """Dynamo's translator of the function that it traces at this moment; None if it traces none."""
     dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
@@ -236,16 +235,20 @@ _frames: Any = torch._C._dynamo.eval_frame
 
 @_count_as_constant
 def _swapped_frame_callback() -> Any:
-    """Dynamo's callback for frames in torch 2.6, where torch's own function loses a reference to it at each call."""
+    """Dynamo's callback for frames before torch 2.8, whose own function loses a reference to it at each call."""
     callback = _frames.set_eval_frame(None)
     _frames.set_eval_frame(callback)
     return callback
 
 
 _frame_callback: Callable[[], Any] = _frames.get_eval_frame_callback
-if torch.__version__ < "2.7":
+if torch.__version__ < "2.8":
     _frame_callback = _swapped_frame_callback
-    _frames.skip_code(_swapped_frame_callback.__code__)
+    if hasattr(_frames, "skip_code"):
+        _frames.skip_code(_swapped_frame_callback.__code__)
+    else:
+        _skip = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
+        _frames.set_code_exec_strategy(_swapped_frame_callback.__code__, _skip)
 
 
 @_count_as_constant  # Dynamo would otherwise start with the frame of this function

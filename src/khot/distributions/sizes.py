@@ -1,7 +1,7 @@
 """The numbers of ones of the rows of a law on k-hot vectors."""
 
 import operator
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -34,7 +34,7 @@ def sizes_of(law: Any, wanted: str) -> list[int]:
         raise NotImplementedError(
             f"{wanted} needs draws of one size, but this {type(law).__name__} has a range of sizes, {law.support}"
         )
-    return cast(list[int], law.k.unique().tolist() or [0])
+    return [int(size) for size in law.k.unique()] or [0]
 
 
 def shared_ends(law: Any, wanted: str) -> tuple[int, int]:

@@ -112,9 +112,9 @@ def _sizes(law: Distribution, support: k_hot, latents: int) -> list[tuple[int, .
             raise NotImplementedError("enumeration needs `k` as an int under vmap and for tensors without contents")
         rows = k.cpu().expand(law.batch_shape).reshape(shape)
         if len(rows) and not bool((rows == rows[0]).all()):
-            sizes = sorted({*rows.unique().tolist()})
+            sizes = [int(size) for size in rows.unique()]
             raise NotImplementedError(f"enumeration needs the same k in all rows, but got k in {sizes}")
-        ends.append(rows[0].tolist() if len(rows) else [0] * latents)
+        ends.append([int(size) for size in rows[0]] if len(rows) else [0] * latents)
     return [tuple(range(low, high + 1)) for low, high in zip(*ends, strict=True)]
 
 

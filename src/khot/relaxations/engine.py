@@ -19,7 +19,7 @@ from khot._contents import checks_contents
 from khot._torch_internals import apply_untransformed, is_exporting, mark_as_outside_graphs, outside_graphs
 from khot._validation import SOFTNESS_LIMITS, check_k, check_scores, check_softness
 from khot.kernels import threshold
-from khot.kernels.call import PLAIN, Call, call_of, is_differentiated_again
+from khot.kernels.call import Call, call_of, is_differentiated_again
 from khot.kernels.exact.reductions import WHOLE, Whole
 from khot.kernels.exact.rows import Threshold, in_rows_of, numbers_of_rows, with_an_item
 from khot.kernels.links.base import Link
@@ -80,7 +80,7 @@ class ThresholdMap(NamedTuple):
 
     def apply(self, call: Call, x: Tensor, k: Number, softness: Number, dim: int | tuple[int, ...]) -> Tensor:
         """The values along ``dim``, in a call of this kind."""
-        if call is PLAIN and type(dim) is int and dim == -1 and _is_usual(x, k, softness):
+        if call.is_plain and call.over.is_whole and type(dim) is int and dim == -1 and _is_usual(x, k, softness):
             recipe = threshold.recipes.find(x, *self.link.key, self.kind.name)
             found = recipe and recipe.mask(x, k, softness)
             if found:
@@ -297,7 +297,7 @@ class _OfScores(Function):
         (x,), (at, recipe, k, s, of) = ctx.saved_tensors, ctx.rest  # raises if x was written to
         call = call_of(grad)
         again = is_differentiated_again(call)
-        if call is PLAIN and not again:
+        if call.is_plain and not again:
             grad_x = recipe.gradient(x, s, at, grad)
             if grad_x is not None:
                 return grad_x, None, None
