@@ -40,7 +40,7 @@ experiments: $(READY)  ## repeats the papers' comparisons and rebuilds experimen
 	$(BIN)/python experiments/build_readme.py
 
 PROGRESS = --progress -o console_output_style=classic
-test: $(READY)  ## runs the tests that need no accelerator, except those marked exhaustive; twenty minutes
+test: $(READY)  ## runs the tests that need no accelerator, except those marked exhaustive; ten minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal --most $(PROGRESS)
 
 test-all: $(READY)  ## runs every test that needs no accelerator; half an hour
