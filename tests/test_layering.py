@@ -58,6 +58,8 @@ FOREIGN = {
     "_get_dispatch_mode": "torch._C",
     "_get_tracing_state": "torch._C",
     "_dynamo": "torch._C: whether the compiler watches a call",
+    "_FrameAction": "torch._C._dynamo: marks the one function that Dynamo must not look at, in torch 2.7",
+    "_FrameExecStrategy": "the same",
     "_torchdynamo_disable": "what torch.compiler.disable sets, without the import of the compiler",
     "_torchdynamo_disable_msg": "the same: the reason",
     "_disabled_torch_function_impl": "torch._C",
