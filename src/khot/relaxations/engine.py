@@ -135,7 +135,7 @@ class ThresholdMap(NamedTuple):
         k, s = (in_rows_of(x, v, x.is_cuda and call.is_plain) for v in (k, s))  # kernels take numbers from the host
         items = x if call.over.is_whole else with_an_item(x, 0.0 if self.kind.absolute else -torch.inf)
         number, q = self.link.key
-        key = number, float(q)  # reads q
+        key = number, float(q)  # read here and not in a Function: see `Setting`
         setting = Setting(self.link, key, self.kind, self.softness, call.over, checks_contents(x), has_values)
         return *solved(items, k, s, setting, call), s, items
 
