@@ -45,6 +45,16 @@ def test_law_of_order_sampling(noise):
         gof.check_sampler(draws[:, row], support, log_prob.exp())
 
 
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_constant_changes_no_draw(noise):
+    """Whether ranks are computed near 0 or near the k-th of them."""
+    draws = [
+        order_draw(theta, K, rank_centre(theta, K), SEED, 100, torch.float64, noise)
+        for theta in (THETA, THETA + 256.0, THETA - 2.0**20)
+    ]
+    assert torch.equal(draws[0], draws[1]) and torch.equal(draws[0], draws[2])
+
+
 def test_law_of_the_tournament():
     probs = torch.stack([sigmoid_topk(THETA[0], 3), torch.tensor([0.0, 1.0, 0.5, 0.5, 0.3, 0.7]).double()])
     draws = pivotal_draw(probs, torch.tensor([3, 3]), SEED, 6000, torch.float64)

@@ -121,6 +121,14 @@ def test_far_positions(noise):
 
 
 @every_noise
+def test_equal_positions_between_far_ones(noise):
+    theta = torch.tensor([0.0, 2e3, 0.0, -2e3, 0.0, 1e300], dtype=torch.float64)
+    expected = torch.tensor([1 / 3, 1, 1 / 3, 0, 1 / 3, 1], dtype=torch.float64)
+    torch.testing.assert_close(kernel.inclusion_probabilities(noise, theta, 3), expected, rtol=0, atol=1e-13)
+    torch.testing.assert_close(kernel.inclusion_probabilities(noise, -theta, 3), 1 - expected, rtol=0, atol=1e-13)
+
+
+@every_noise
 def test_certain_units_are_taken_out(noise):
     theta = random_positions(6).requires_grad_()
     inf = torch.tensor([math.inf], dtype=torch.float64)

@@ -17,6 +17,7 @@ from khot._shapes import broadcast_shapes
 
 from ..cpu.loops import array_like, inlined, kernel, over_rows, specialised
 from ..cpu.maths import EXP
+from ..cpu.rows import highest, lowest, total_of
 from . import Integrals, numba_log_prob
 from .numba_arrivals import Row, of_rows_by_nodes, space_for
 from .numba_noises import NOISES
@@ -148,7 +149,7 @@ def _inclusion_loop(find_range, nodes_of_row, inclusion):
     @inlined
     def fill_range(theta, k, depth, weight, room, when):
         """Writes the range of an integral and its nodes; returns their number, -1 if a row is left."""
-        low, high = theta.min(), theta.max()
+        low, high = lowest(theta), highest(theta)
         if high - low > WIDEST:
             return -1
         half = 0.5 * (high - low)
@@ -181,7 +182,7 @@ def _inclusion_loop(find_range, nodes_of_row, inclusion):
                 if nodes < 0 or is_near:
                     break
                 inclusion(room, weight, size, nodes, when[r], depth, given[r, :count], found[:count])
-                is_near = abs(found[:count].sum() - size) <= count * (0.3 * math.exp(-depth) + ROUNDING)
+                is_near = abs(total_of(found[:count]) - size) <= count * (0.3 * math.exp(-depth) + ROUNDING)
                 if not is_near:  # the integrand has edges that are sharper than its peak
                     when[r, 2] = 4.0 * (when[r, 2] + RATES)
                     nodes = nodes_of_row(count, when[r, 0], when[r, 1], when[r, 2], depth, room.node, room.width)

@@ -18,7 +18,7 @@ from ..selection.numba_counting import SUSPECT, mark_largest
 from .reference_draw import LARGEST_LOG, SMALLEST
 
 STEPS = 16  # approximate work for a unit
-NEAR_ONE = -math.e, -1.0, -1 / math.e  # guesses of the negative k-th rank
+FEW = 32  # units of a row that needs no guess of its k-th rank
 exp, log = EXP[np.float64], LOG[np.float64]
 
 
@@ -56,12 +56,13 @@ def _fill_ranks_of(exp_noise: Any) -> Any:
 def _rows_of(fill_ranks: Any) -> Callable[..., int]:
     def rows(first, last, theta, k, centre, seed, x):
         count, n = theta.shape
-        u = np.empty(n)
+        u, t = np.empty(n), -1.0
         for task in range(first, last):
             draw, row = task // count, task % count
             fill_uniform(seed[0], draw, row, u)
             fill_ranks(theta[row], centre[row], u)
-            mark_largest(u, k[row], NEAR_ONE, SUSPECT, x[task])
+            found, _, _ = mark_largest(u, k[row], (math.e * t, t, t / math.e), SUSPECT, x[task])
+            t = found if n > FEW else t  # rows are often alike; shorter ones would have to wait for each other
         return 0
 
     return kernel(rows)

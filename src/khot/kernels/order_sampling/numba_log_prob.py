@@ -14,6 +14,7 @@ import numpy as np
 
 from ..cpu.loops import inlined, inlined_sum
 from ..cpu.maths import EXP, LOG
+from ..cpu.rows import highest, lowest
 from .numba_range import MARGIN, MOST_NODES, ROOM, WIDEST, multiply, nodes_of, range_of, take_logarithm
 
 Array = np.ndarray[Any, Any]
@@ -153,8 +154,7 @@ def _slopes_of(noise):
 @inlined
 def _weigh(values, width):
     """Turns logarithms of values into shares of the integral, and returns its logarithm."""
-    peak = values.max()
-    total = 0.0
+    peak, total = highest(values), 0.0
     for i in range(values.shape[0]):
         values[i] = exp(values[i] - peak) * width[i]
         total += values[i]
@@ -174,12 +174,12 @@ def log_prob_of(noise):
 
         ``last`` is the position of the lowest of the members, ``best`` that of the highest of the others.
         """
-        if theta.max() - theta.min() > WIDEST:
+        if highest(theta) - lowest(theta) > WIDEST:
             return np.inf
         origin, row = _row_of(theta, drawn, members, last, best, space)
         points, width, values = space.of_nodes[3], space.of_nodes[4], space.of_nodes[5]
         margin = MARGIN + math.log(theta.shape[0])
-        low, high, depth = origin - theta.max() - margin, origin - theta.min() + margin, depth + SLACK
+        low, high, depth = origin - highest(theta) - margin, origin - lowest(theta) + margin, depth + SLACK
         low, high, curvature, _ = find_range(row, low, high, depth, points, values)
         nodes = nodes_of_row(theta.shape[0], low, high, curvature, depth, points, width)
         if nodes < 0:

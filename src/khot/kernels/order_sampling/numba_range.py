@@ -14,6 +14,8 @@ import numpy as np
 
 from ..cpu.loops import inlined
 from ..cpu.maths import EXP, LOG
+from ..cpu.rows import highest, lowest
+from ..selection.numba_counting import ANYWHERE, SUSPECT, cut, neighbours
 
 exp, log = EXP[np.float64], LOG[np.float64]
 GRID = 16  # points of one trial, whole registers of them
@@ -51,10 +53,11 @@ def leave_out_certain(finite, places, count, k, result):
     above the next. The others can still be farther apart than ``WIDEST``. Returns how many units remain, and how many
     of them to draw.
     """
-    if not 0 < k < count or finite[:count].max() - finite[:count].min() <= WIDEST:
+    row, rest = finite[:count], 0
+    if not 0 < k < count or highest(row) - lowest(row) <= WIDEST:
         return count, k
-    ordered = np.sort(finite[:count])
-    last, next_one, rest = ordered[count - k], ordered[count - k - 1], 0
+    t, above = cut(row, k, ANYWHERE, SUSPECT)
+    next_one, last = neighbours(row, t) if above == k else (t, t)
     for j in range(count):
         if max(last - finite[j], finite[j] - next_one) < SETTLED:
             places[rest], finite[rest] = places[j], finite[j]

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..cpu.loops import inlined, inlined_sum
 from ..cpu.maths import EXP, LOG
+from ..cpu.rows import highest
 from .numba_arrivals import fill_fates_of, fill_fewer, rarer_fates, times_law, walk
 from .numba_plane import plane_of
 from .numba_range import ROOM, multiply, range_of, take_logarithm
@@ -27,7 +28,7 @@ exp, log = EXP[np.float64], LOG[np.float64]
 @inlined
 def _log_chance(row, points, values):
     """log P(N = k), up to a constant."""
-    count, farthest, largest = points.shape[0], 1.0, row.weight.max()
+    count, farthest, largest = points.shape[0], 1.0, highest(row.weight)
     up, product = row.of_nodes[0, :count], row.of_nodes[1, :count]
     for i in range(count):
         up[i], product[i], values[i] = exp(points[i]), 1.0, -row.k * points[i]

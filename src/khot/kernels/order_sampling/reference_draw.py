@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from khot._contents import can_look
 from khot._torch_internals import is_wrapped
 
+from ..call import runs_on_cpu
 from ..random_numbers import uniform
 from ..random_numbers.philox import uniform_rows
 from ..threshold import solve_threshold
@@ -12,10 +14,18 @@ from .noises import NOISES, Noise
 
 SMALLEST = 2.0**-54  # half the spacing of the random numbers
 LARGEST_LOG = 600.0  # the largest logarithm of a factor of the noise; certain units get 100 more
+MODERATE = 0.5 * LARGEST_LOG  # positions whose distances from the k-th rank do not exceed this by much
+SHORT = 2**12
 
 
 def rank_centre(theta: Tensor, k: int | Tensor) -> Tensor:
-    """A position whose unit would have about the k-th rank, float64 ``(*batch)``; 0 if there is none."""
+    """A position near which ranks are computed, float64 ``(*batch)``: 0, or that of a unit with about the k-th rank.
+
+    The latter is needed if some ranks overflow otherwise, and saves passes over a long row.
+    """
+    if runs_on_cpu(theta) and can_look(theta) and theta.numel() and theta.shape[-1] <= SHORT:
+        if theta.nan_to_num(0.0, 0.0, 0.0).abs().max().item() <= MODERATE:
+            return theta.new_zeros(theta.shape[:-1], dtype=torch.float64)
     return solve_threshold(theta, k).nan_to_num(0.0, 0.0, 0.0)
 
 
