@@ -23,9 +23,9 @@ def rank_centre(theta: Tensor, k: int | Tensor) -> Tensor:
 
     The latter is needed if some ranks overflow otherwise, and saves passes over a long row.
     """
-    if runs_on_cpu(theta) and can_look(theta) and theta.numel() and theta.shape[-1] <= SHORT:
-        if theta.nan_to_num(0.0, 0.0, 0.0).abs().max().item() <= MODERATE:
-            return theta.new_zeros(theta.shape[:-1], dtype=torch.float64)
+    may_look = runs_on_cpu(theta) and can_look(theta) and theta.numel() > 0
+    if may_look and theta.shape[-1] <= SHORT and theta.nan_to_num(0.0, 0.0, 0.0).abs().max().item() <= MODERATE:
+        return theta.new_zeros(theta.shape[:-1], dtype=torch.float64)
     return solve_threshold(theta, k).nan_to_num(0.0, 0.0, 0.0)
 
 
