@@ -1,7 +1,7 @@
 """Whether other libraries still do what the tables "what it really does" say; docs/coming_from.md has these tables.
 
     pip install scikit-learn jax onnx onnxscript onnxruntime entmax optax ott-jax numpyro
-    pip install transformers torchmetrics samplics svy
+    pip install transformers torchmetrics samplics svy lightgbm xgboost pytrec-eval-terrier st-moe-pytorch stg
     python benchmarks/peer_behaviour.py
 
 A row is run if its package can be imported: sae-lens, dictionary-learning and softtorch want environments of their own.
@@ -358,6 +358,68 @@ def _() -> bool:
 
     x, relevant = torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([True, False, True, True])
     return near(retrieval.retrieval_average_precision(x, relevant, top_k=2), 1.0)
+
+
+@check("lightgbm", "nDCG of equal scores")
+def _() -> bool:
+    import lightgbm
+    import numpy as np
+
+    def ndcg(relevance: list[int], queries: int = 50) -> float:
+        data = lightgbm.Dataset(np.zeros((4 * queries, 1)), np.tile(relevance, queries), group=[4] * queries)
+        values: dict[str, Any] = {}
+        parameters = {"objective": "lambdarank", "metric": "ndcg", "eval_at": [1], "verbosity": -1}
+        lightgbm.train(parameters, data, 1, valid_sets=[data], callbacks=[lightgbm.record_evaluation(values)])
+        return values["training"]["ndcg@1"][0]
+
+    return near([ndcg([1, 0, 0, 0]), ndcg([0, 0, 0, 1]), ndcg([0, 0, 0, 0])], 1.0, 0.0, 1.0)
+
+
+@check("xgboost", "The same; `ndcg@1-`")
+def _() -> bool:
+    import numpy as np
+    import xgboost
+
+    def ndcg(relevance: list[int], metric: str = "ndcg@1", queries: int = 50) -> float:
+        data, values = xgboost.DMatrix(np.zeros((4 * queries, 1)), np.tile(relevance, queries)), {}
+        data.set_group([4] * queries)
+        parameters = {"objective": "rank:ndcg", "eval_metric": metric, "verbosity": 0}
+        xgboost.train(parameters, data, 1, evals=[(data, "data")], evals_result=values, verbose_eval=False)
+        return values["data"][metric][0]
+
+    found = [ndcg([1, 0, 0, 0]), ndcg([0, 0, 0, 1]), ndcg([0, 0, 0, 0]), ndcg([0, 0, 0, 0], "ndcg@1-")]
+    return near(found, 1.0, 0.0, 1.0, 0.0)
+
+
+@check("pytrec-eval-terrier", "Scores are rounded to float32")
+def _() -> bool:
+    import pytrec_eval
+
+    evaluator = pytrec_eval.RelevanceEvaluator({"query": {"a": 1, "b": 0}}, {"recip_rank"})
+    return near(evaluator.evaluate({"query": {"a": 100000.001, "b": 100000.0}})["query"]["recip_rank"], 0.5)
+
+
+@check("st-moe-pytorch", "In evaluation, the second expert")
+def _() -> bool:
+    from st_moe_pytorch import MoE
+
+    torch.manual_seed(0)
+    x = 5 * torch.randn(1, 1000, 16)
+
+    def change(**options: float) -> float:
+        moe = MoE(dim=16, num_experts=4, **options).eval()
+        with torch.no_grad():
+            return (moe(x).outputs - moe(x).outputs).abs().max().item()
+
+    return change() > 1e-3 and change(threshold_eval=0.0) == 0
+
+
+@check("stg", "The gates of a `FeatureSelector`")
+def _() -> bool:
+    from stg.layers import FeatureSelector
+
+    gates = FeatureSelector(5, 0.5, "cpu").train()(torch.ones(1000, 5))
+    return bool((gates == gates[0]).all())
 
 
 SIX = [0.15, 0.3, 0.45, 0.6, 0.7, 0.8]

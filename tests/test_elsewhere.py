@@ -24,7 +24,7 @@ from khot import (
     topk_mask,
     topk_metric_loss,
 )
-from khot.nn import BatchTopK, NMSparsity, TokenChoice, TopK, topk_attention
+from khot.nn import BatchTopK, KHotGate, NMSparsity, TokenChoice, TopK, topk_attention
 from tests import gof
 from tests.inputs import normal
 
@@ -269,6 +269,14 @@ def test_closed_experts_lose_to_any_open_one():
     assert TokenChoice(4).select(logits).indices.sort().values.tolist() == [[0, 1, 4, 5]]
 
 
+def test_routers_draw_nothing_and_gates_draw_for_each_row():
+    logits = 5 * normal(100, 4)
+    for router in (TokenChoice(2), TokenChoice(2).eval()):
+        torch.testing.assert_close(router(logits), router(logits), rtol=0, atol=0)
+    torch.manual_seed(0)
+    assert (KHotGate(20, 10)(torch.ones(50, 20)) != 0).unique(dim=0).shape[0] == 50
+
+
 # Rankings
 
 
@@ -285,6 +293,10 @@ def test_rank_metrics_depend_on_the_order_alone_and_take_means_of_equal_scores()
         torch.testing.assert_close(torch.stack(found), tensor([1 / 3, 1 / 3]))
     x, relevance = double(3, 2, 1).repeat(2, 1), tensor([[1, 1, 0], [0, 0, 0]])
     assert topk_metric_loss(x, relevance, 2, "precision", softness=0.01) == pytest.approx(0), "a query without any"
+    for metric in METRICS:  # of a constant model, the relevant row first
+        assert 1 - topk_metric_loss(torch.ones(4), torch.arange(4) == 0, 1, metric) == pytest.approx(0.25)
+    close = topk_metric_loss(double(100000.0, 100000.001), tensor([False, True]), 2, "mrr", softness=1e-6)
+    assert close == pytest.approx(0), "further apart than numbers of float64"
 
 
 # Export
