@@ -242,7 +242,7 @@ def test_results_do_not_depend_on_where_arrays_lie(dtype, log):
     x, cotangent, memory = normal(13, dtype=dtype), normal(13, seed=1, dtype=dtype), torch.empty(2000, dtype=dtype)
     anchor, offset, grad_k = torch.zeros(3, 1, dtype=torch.float64)
     loop = numba_backend._loops(LOGISTIC, x, "log_mask" if log else "mask").derivative
-    size, left = x.itemsize, torch.zeros(1, dtype=torch.bool)
+    size = x.itemsize
     found = []
     for apart in (13, 16, 24, 40, 1000):
         starts = [0, 13, 13 + apart]
@@ -250,6 +250,6 @@ def test_results_do_not_depend_on_where_arrays_lie(dtype, log):
             memory[start : start + 13] = values
         of_x, of_cotangent, of_result = (memory.data_ptr() + start * size for start in starts)
         place, results = (anchor.numpy(), offset.numpy()), (of_result, grad_k.numpy(), np.empty(0))
-        loop(0, 1, 13, (of_x, False), np.ones(1), place, of_cotangent, results, left.numpy(), float(LOGISTIC.q))
+        loop(0, 1, 13, (of_x, False), np.ones(1), place, of_cotangent, results, np.ones(1, np.bool_), float(LOGISTIC.q))
         found.append((memory[starts[2] : starts[2] + 13].tolist(), grad_k.item()))
     assert found[1:] == found[:1] * 4

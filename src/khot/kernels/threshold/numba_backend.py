@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from ..cpu.loops import array_of, over_rows
+from ..cpu.short_rows import LANES
 from ..exact.rows import compute_dtype, row_range
 from ..links.base import Link
+from ..links.base_numba import Compiled
 from . import exact
 from .contents import check_contents
 from .kinds import KINDS, Kind, Recipe, Solved
 from .numba_loops import Loops, loops_of
-from .numba_short import LANES, SHORT
+from .numba_short import SHORT
 
 NOTHING = np.empty(0)
 
@@ -44,25 +46,21 @@ def _solve(
     softness: str,
     check: bool,
     with_values: bool,
-    may_be_short: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, empty without values, and the threshold."""
     batch, found, items = x.shape[:-1], Link.find(link, q), _rows(x)
     rows, n = items.shape
     k, scale = _flat(k), _flat(scale)
     y = torch.empty_like(items) if with_values else items.new_empty((rows, 0))
-    anchor, offset, left = k.new_empty(rows), k.new_empty(rows), k.new_empty(rows, dtype=torch.bool)
+    anchor, offset, left = k.new_empty(rows), k.new_empty(rows), k.new_ones(rows, dtype=torch.bool)
     inputs = (array_of(items), KINDS[kind].absolute), array_of(k), array_of(scale)
     results = array_of(y), (array_of(anchor), array_of(offset)), array_of(left)
     loops = _loops(found, items, kind)
-    loop = loops.short_mask if n <= SHORT and rows >= LANES and may_be_short else loops.mask
-    if over_rows(loop, rows, rows * n, n, *inputs, *results, found.numbers):
+    if _rows_left(loops.short_mask, loops.mask, rows, n, *inputs, *results, found.numbers):
         if check:  # checks all rows, because errors contain row numbers
             check_contents(items, k, scale, softness, KINDS[kind], row_range(KINDS[kind].scores(items)))
         some = items[left], k[left], scale[left], link, q, kind, softness, False
-        if loop is not loops.mask:
-            y[left], anchor[left], offset[left] = _solve(*some, with_values, False)
-        elif with_values:
+        if with_values:
             y[left], anchor[left], offset[left] = exact.mask(*some)
         else:
             anchor[left], offset[left] = exact.threshold(*some)
@@ -83,13 +81,14 @@ def mask_derivative(
     batch, found, items, cotangents = x.shape[:-1], Link.find(link, q), _rows(x), _rows(grad.to(compute_dtype(x)))
     rows, n = items.shape
     scale, anchor, offset = _flat(scale), _flat(anchor), _flat(offset)
-    grad_x, grad_k, left = torch.empty_like(items), torch.empty_like(scale), scale.new_empty(rows, dtype=torch.bool)
+    grad_x, grad_k, left = torch.empty_like(items), torch.empty_like(scale), scale.new_ones(rows, dtype=torch.bool)
     grad_scale = torch.empty_like(scale) if with_scale else torch.zeros_like(scale)
     at = array_of(anchor), array_of(offset)
     inputs = (array_of(items), KINDS[kind].absolute), array_of(scale), at, array_of(cotangents)
     results = array_of(grad_x), array_of(grad_k), array_of(grad_scale) if with_scale else NOTHING
-    loop = _loops(found, items, kind).derivative
-    if over_rows(loop, rows, rows * n, n, *inputs, results, array_of(left), float(found.q)):
+    loops = _loops(found, items, kind)
+    arguments = *inputs, results, array_of(left), float(found.q)
+    if _rows_left(loops.short_derivative, loops.derivative, rows, n, *arguments):
         some = items[left], scale[left], anchor[left], offset[left], cotangents[left]
         grad_x[left], grad_k[left], grad_scale[left] = exact.mask_derivative(*some, link, q, kind, with_scale)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
@@ -118,6 +117,13 @@ def _loops(link: Link, x: Tensor, kind: str) -> Loops:
     return loops_of(link, kind, np.float64 if x.dtype == torch.float64 else np.float32)
 
 
+def _rows_left(short: Compiled, loop: Compiled, rows: int, n: int, *arguments: Any) -> int:
+    """Runs the loop of short rows, if these are, and the other one for what is left; how many rows that leaves."""
+    if short is not None and n <= SHORT and rows >= LANES and not over_rows(short, rows, rows * n, n, *arguments):
+        return 0
+    return over_rows(loop, rows, rows * n, n, *arguments)
+
+
 def _rows(x: Tensor) -> Tensor:
     """x as contiguous rows of the computing dtype."""
     return x.detach().to(compute_dtype(x)).reshape(-1, x.shape[-1]).contiguous()
@@ -137,24 +143,23 @@ def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
 
     def mask(x: Tensor, k: float, scale: float) -> Solved | None:
         items = _numbers(x, computed)
-        y, n, size = np.empty(items.shape, real), items.shape[-1], items.size
-        rows, numbers = size // n, np.array((k, scale), np.float64)
+        y, n, numbers = np.empty(items.shape, real), items.shape[-1], np.array((k, scale), np.float64)
+        rows = items.size // n
         at = np.empty(rows), np.empty(rows)
-        results = y.ravel(), at, np.empty(rows, np.bool_)
+        results = y.ravel(), at, np.ones(rows, np.bool_)
         inputs = (items.ravel(), absolute), numbers[:1], numbers[1:]
-        loop = loops.short_mask if n <= SHORT and rows >= LANES else loops.mask
-        if over_rows(loop, rows, size, n, *inputs, *results, law):
+        if _rows_left(loops.short_mask, loops.mask, rows, n, *inputs, *results, law):
             return None
         found = torch.from_numpy(y)
         return (found if computed is dtype else found.to(dtype)), at
 
     def gradient(x: Tensor, scale: float, at: Any, grad: Tensor) -> Tensor | None:
         items = _numbers(x, computed)
-        grad_x, n, size = np.empty(items.shape, real), items.shape[-1], items.size
-        rows = size // n
-        inputs = (items.ravel(), absolute), np.array((scale,), np.float64), at
-        results = (grad_x.ravel(), NOTHING, NOTHING), np.empty(rows, np.bool_)
-        if over_rows(loops.derivative, rows, size, n, *inputs, _numbers(grad, computed).ravel(), *results, q):
+        grad_x, n = np.empty(items.shape, real), items.shape[-1]
+        rows = items.size // n
+        inputs = (items.ravel(), absolute), np.array((scale,), np.float64), at, _numbers(grad, computed).ravel()
+        results = (grad_x.ravel(), NOTHING, NOTHING), np.ones(rows, np.bool_)
+        if _rows_left(loops.short_derivative, loops.derivative, rows, n, *inputs, *results, q):
             return None
         found = torch.from_numpy(grad_x)
         return found if computed is dtype else found.to(dtype)

@@ -1,7 +1,8 @@
 """The loops of the numba backend over rows, for one link, one dtype, and masks, their logarithms or magnitudes.
 
-A loop marks the rows that it leaves to the exact path: those with NaN, with numbers or a softness near the limits of
-the dtype, with contents that will raise an error, and those that the search of :mod:`.numba_root` does not solve.
+A loop computes the rows that are marked, and unmarks all except those that it leaves to the exact path: rows with NaN,
+with numbers or a softness near the limits of the dtype, with contents that will raise an error, and those that the
+search of :mod:`.numba_root` does not solve. The loops of short rows, if there are any, come before the others.
 
 Its arguments are numbers and flat arrays, empty ones for results that are not wanted. k and the softness are arrays
 of one number or of one for each row. Tuples group arguments that belong together: the scores and whether their
@@ -28,6 +29,7 @@ from .kinds import KINDS, MASK, SIGNED, Kind
 from .numba_root import FOUND, INFINITE, LOST, NARROWEST, NO_QUANTILES, WIDEST, solver
 from .numba_scale import Place, fixed_scale
 from .numba_short import short_mask
+from .numba_short_gradient import short_derivative
 
 
 class Loops(NamedTuple):
@@ -36,14 +38,14 @@ class Loops(NamedTuple):
     mask: Compiled
     derivative: Compiled
     threshold: Compiled  # the derivative of the offset; None except for masks
-    short_mask: Compiled  # of short rows, some of which it leaves to the other loop, if it is not the same
+    short_mask: Compiled = None  # of short rows, all of them; it leaves some to the other loop
+    short_derivative: Compiled = None
 
 
 def loops_of(link: Link, kind: str, real: Real) -> Loops:
     """The loops for a link that has a numba piece."""
     if kind == SIGNED.name:
-        found = _loops(type(link), variant_of(link), MASK, real)
-        return found._replace(short_mask=found.mask)
+        return _loops(type(link), variant_of(link), MASK, real)._replace(short_mask=None, short_derivative=None)
     return _loops(type(link), variant_of(link), KINDS[kind], real)
 
 
@@ -60,9 +62,11 @@ def _loops(of: type[Link], variant: str, kind: Kind, real: Real) -> Loops:
         threshold = None
         if kind == MASK:
             threshold = kernel(_threshold_derivative(masks.threshold_gradient_of(precise, real), real))
-        mask = kernel(_mask(solve, fill, kind, real))
-        short = mask if kind.grows or real is np.float64 else kernel(short_mask(link, kind.log, real))
-        return Loops(mask, kernel(_derivative(gradient, kind, real)), threshold, short)
+        mask, derivative = kernel(_mask(solve, fill, kind, real)), kernel(_derivative(gradient, kind, real))
+        if kind.grows or real is np.float64:
+            return Loops(mask, derivative, threshold)
+        short = kernel(short_mask(link, kind.log, real)), kernel(short_derivative(link, kind.log, real))
+        return Loops(mask, derivative, threshold, *short)
 
 
 @functools.cache
@@ -86,6 +90,8 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
         buffer = np.empty(n + 2 * SAMPLE_SIZE, real)
         items, sample = buffer[:n], buffer[n:]
         for r in range(first, last):
+            if not is_left[r]:
+                continue
             row, size, s, finite = xs[r], of_row(k, r), of_row(scale, r), n
             if absolute:
                 for i in range(n):
@@ -129,6 +135,8 @@ def _derivative(gradient: Compiled, kind: Kind, real: Real) -> Any:
         buffer = np.empty(2 * n + CHUNK if absolute else 0, real)
         items, pushes, roots = buffer[:n], buffer[n : 2 * n], buffer[2 * n :]
         for r in range(first, last):
+            if not is_left[r]:
+                continue
             row, push, out = xs[r], gs[r], grads[r]
             if absolute:
                 for i in range(n):

@@ -17,18 +17,15 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from ..cpu.loops import by_lanes, inlined, per_row
 from ..cpu.maths import LOG, Real
 from ..cpu.rows import REALS_AT, Origin, bytes_at, distance, doubles_at, of_row
+from ..cpu.short_rows import LANES, gather_rows, scatter_rows, sort_rows
 from ..links.base_numba import Compiled, NumbaLink
 from .numba_masks import HUGE, SLIGHT, SMALL, settles
 from .numba_root import JUST_ABOVE, LAST_UNITS, NARROWEST, WIDE, WIDEST
 
-LANES = 16  # of float32, the widest vectors of today's processors
 SHORT = 32  # items up to which a row is short
 STEPS = 16  # two to five are usual
 WIDE_OF_POWER = 3.0  # scales of a gap in which the threshold of a power is one scale above the item below
@@ -65,77 +62,42 @@ def _block(wide):
                   c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10])  # fmt: skip
 
 
-@intrinsic
-def _exchange(context, x, i, j):
-    """Puts the larger of two vectors of items before the smaller one, lane by lane."""
-
-    def generate(context, builder, given, args):
-        vector = ir.VectorType(context.get_value_type(x.dtype), LANES)
-        data = context.make_array(given.args[0])(context, builder, args[0]).data
-        places = [
-            builder.bitcast(builder.gep(data, [builder.mul(i, i.type(LANES))]), vector.as_pointer()) for i in args[1:]
-        ]
-        first, second = (builder.load(place, align=4) for place in places)
-        is_above = builder.fcmp_ordered(">", first, second)
-        builder.store(builder.select(is_above, first, second), places[0], align=4)
-        builder.store(builder.select(is_above, second, first), places[1], align=4)
-        return context.get_dummy_value()
-
-    return types.none(x, types.int64, types.int64), generate
-
-
-@by_lanes
-def _sort(x):
-    """Sorts every lane in descending order, by merge exchange (Knuth, volume 3, algorithm 5.2.2M)."""
-    n, top = x.shape[0], 1
-    while 2 * top < n:
-        top *= 2
-    p = top
-    while p > 0:
-        q, r, d = top, 0, p
-        while True:
-            for i in range(n - d):
-                if i & p == r:
-                    _exchange(x, i, i + d)
-            if q == p:
-                break
-            d, q, r = q - p, q // 2, p
-        p //= 2
-
-
 def _opener(link: NumbaLink, real: Real) -> Compiled:
     """``(x, items, z, at)``: sorts copies of the items of a block, and writes their z from a place in the gap."""
-    reals_at = REALS_AT[real]
     wide, infinity, reach = link.distances or real, real(np.inf), link.of.reach
     is_power, is_exponential = link.of.reaches_zero and link.of.compact, link.of.compact and not link.of.reaches_zero
     widest = wide(WIDE_OF_POWER if is_power else WIDE)
     start = -0.5 if is_power else JUST_ABOVE if is_exponential else 0.0
-    zero, half = wide(0), wide(0.5)
+    zero, half, one = wide(0), wide(0.5), wide(1)
 
     @by_lanes
     def open_block(x, items, z, at):
-        n, lanes, size = x.shape[0], x.shape[1], x.size
-        given, copies = reals_at(x, 1, size)[0], reals_at(items, 1, size)[0]
-        for i in range(size):
-            copies[i] = given[i]
-        _sort(items)
+        n, lanes = x.shape
+        for i in range(LANES):
+            at.above[i] = zero
+        for j in range(n):
+            for i in range(lanes):  # not LANES, with which a compiler would unroll the loop instead
+                items[j, i] = x[j, i]
+                at.above[i] += zero if x[j, i] == x[j, i] else one
+        sort_rows(items)
         for i in range(LANES):
             k, s = at.k[i], at.s[i]
             first, second = min(max(math.ceil(k) - 1, 0.0), n - 1.0), min(max(math.floor(k), 0.0), n - 1.0)
             right, left = items[int(first), i], items[int(second), i]
             is_end = (k == 0) | (k == n) | ((k == second) & (left == -infinity))
             left = right if is_end else left
-            good = (k >= 0) & (k <= n) & (-infinity < left) & (right < infinity) & (s > NARROWEST) & (s < WIDEST)
+            is_finite = (at.above[i] == zero) & (-infinity < left) & (right < infinity)
+            good = is_finite & (k >= 0) & (k <= n) & (s > NARROWEST) & (s < WIDEST)
             inverse = wide(1 / s)
             gap = min((wide(right) - wide(left)) * inverse, widest)
             up = zero if is_exponential else half * gap
             offset = (reach if k == 0 else -reach) if is_end else start
             at.right[i], at.left[i], at.up[i], at.down[i] = wide(right), wide(left), up, gap - up
             at.low[i], at.high[i], at.offset[i], at.shift[i] = up - gap - reach, up + reach, offset, wide(offset)
-            at.is_left[i], at.is_open[i], at.inverse[i] = at.is_left[i] | (not good), good & (not is_end), inverse
+            at.is_left[i], at.is_open[i], at.inverse[i] = not good, good & (not is_end), inverse
         for j in range(n):
             rank = wide(j)
-            for i in range(lanes):  # not LANES, with which a compiler would unroll the loop instead
+            for i in range(lanes):
                 item, is_above = wide(items[j, i]), rank < at.size[i]
                 right, left, up, down = at.right[i], at.left[i], at.up[i], at.down[i]
                 z[j, i] = (item - (right if is_above else left)) * at.inverse[i] + (up if is_above else -down)
@@ -266,12 +228,8 @@ def short_mask(link: NumbaLink, log: bool, real: Real) -> Any:
             for i in range(LANES):  # the last row fills the lanes that are left over
                 r = min(start + i, last - 1)
                 at.k[i], at.s[i] = of_row(k, r), of_row(scale, r)
-                at.size[i], is_real = wide(at.k[i]), True
-                for j in range(n):
-                    item = xs[r, j]
-                    block[j, i] = item
-                    is_real &= item == item
-                at.is_left[i] = not is_real
+                at.size[i] = wide(at.k[i])
+            gather_rows(xs, start, last, block)
             open_block(block, items, z, at)
             search(z, at, law[0])
             finish(block, at, law[0])
@@ -279,11 +237,10 @@ def short_mask(link: NumbaLink, log: bool, real: Real) -> Any:
                 r = start + i
                 anchors[r], offsets[r], is_left[r] = at.anchor[i], at.offset[i], at.is_left[i]
                 count += at.is_left[i]
-                if y.size:
-                    if may_settle and at.k[i] < SMALL:
-                        _settle(block, i, at.k[i])
-                    for j in range(n):
-                        ys[r, j] = block[j, i]
+                if may_settle and y.size and at.k[i] < SMALL:
+                    _settle(block, i, at.k[i])
+            if y.size:
+                scatter_rows(ys, start, last, block)
         return count
 
     return short_rows
