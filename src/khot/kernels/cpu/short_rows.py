@@ -3,16 +3,16 @@
 The last block of a batch is filled up with copies of the last row, whose results are the same and are written there.
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, call-arg"
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .lanes import SINGLE_LANES as LANES
-from .lanes import address
+from .lanes import SINGLE_LANES, address
 from .loops import by_lanes
 
+LANES = SINGLE_LANES
 FEW = 4  # items that are moved at once: those of four rows are transposed as a matrix
 
 _index = ir.IntType(32)

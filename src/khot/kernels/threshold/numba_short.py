@@ -11,7 +11,7 @@ tails are negligible or exponential is narrowed, so that they do not underflow.
 A row that a lane does not solve is left to the loop over rows in :mod:`.numba_loops`.
 """
 
-# mypy: disable-error-code="no-untyped-def, call-arg"
+# mypy: disable-error-code="no-untyped-def"
 
 import math
 from typing import Any, NamedTuple
