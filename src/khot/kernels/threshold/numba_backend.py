@@ -13,7 +13,6 @@ from ..cpu.loops import array_of, over_rows
 from ..cpu.short_rows import LANES
 from ..exact.rows import compute_dtype, row_range
 from ..links.base import Link
-from ..links.base_numba import Compiled
 from . import exact
 from .contents import check_contents
 from .kinds import KINDS, Kind, Recipe, Solved
@@ -56,7 +55,9 @@ def _solve(
     inputs = (array_of(items), KINDS[kind].absolute), array_of(k), array_of(scale)
     results = array_of(y), (array_of(anchor), array_of(offset)), array_of(left)
     loops = _loops(found, items, kind)
-    if _rows_left(loops.short_mask, loops.mask, rows, n, *inputs, *results, found.numbers):
+    arguments = rows, rows * n, n, *inputs, *results, found.numbers
+    short = loops.short_mask if n <= SHORT and rows >= LANES else None
+    if (short is None or over_rows(short, *arguments)) and over_rows(loops.mask, *arguments):
         if check:  # checks all rows, because errors contain row numbers
             check_contents(items, k, scale, softness, KINDS[kind], row_range(KINDS[kind].scores(items)))
         some = items[left], k[left], scale[left], link, q, kind, softness, False
@@ -87,8 +88,9 @@ def mask_derivative(
     inputs = (array_of(items), KINDS[kind].absolute), array_of(scale), at, array_of(cotangents)
     results = array_of(grad_x), array_of(grad_k), array_of(grad_scale) if with_scale else NOTHING
     loops = _loops(found, items, kind)
-    arguments = *inputs, results, array_of(left), float(found.q)
-    if _rows_left(loops.short_derivative, loops.derivative, rows, n, *arguments):
+    arguments = rows, rows * n, n, *inputs, results, array_of(left), float(found.q)
+    short = loops.short_derivative if n <= SHORT and rows >= LANES else None
+    if (short is None or over_rows(short, *arguments)) and over_rows(loops.derivative, *arguments):
         some = items[left], scale[left], anchor[left], offset[left], cotangents[left]
         grad_x[left], grad_k[left], grad_scale[left] = exact.mask_derivative(*some, link, q, kind, with_scale)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
@@ -117,13 +119,6 @@ def _loops(link: Link, x: Tensor, kind: str) -> Loops:
     return loops_of(link, kind, np.float64 if x.dtype == torch.float64 else np.float32)
 
 
-def _rows_left(short: Compiled, loop: Compiled, rows: int, n: int, *arguments: Any) -> int:
-    """Runs the loop of short rows, if these are, and the other one for what is left; how many rows that leaves."""
-    if short is not None and n <= SHORT and rows >= LANES and not over_rows(short, rows, rows * n, n, *arguments):
-        return 0
-    return over_rows(loop, rows, rows * n, n, *arguments)
-
-
 def _rows(x: Tensor) -> Tensor:
     """x as contiguous rows of the computing dtype."""
     return x.detach().to(compute_dtype(x)).reshape(-1, x.shape[-1]).contiguous()
@@ -148,7 +143,9 @@ def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
         at = np.empty(rows), np.empty(rows)
         results = y.ravel(), at, np.ones(rows, np.bool_)
         inputs = (items.ravel(), absolute), numbers[:1], numbers[1:]
-        if _rows_left(loops.short_mask, loops.mask, rows, n, *inputs, *results, law):
+        arguments = rows, items.size, n, *inputs, *results, law
+        short = loops.short_mask if n <= SHORT and rows >= LANES else None
+        if (short is None or over_rows(short, *arguments)) and over_rows(loops.mask, *arguments):
             return None
         found = torch.from_numpy(y)
         return (found if computed is dtype else found.to(dtype)), at
@@ -159,7 +156,9 @@ def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
         rows = items.size // n
         inputs = (items.ravel(), absolute), np.array((scale,), np.float64), at, _numbers(grad, computed).ravel()
         results = (grad_x.ravel(), NOTHING, NOTHING), np.ones(rows, np.bool_)
-        if _rows_left(loops.short_derivative, loops.derivative, rows, n, *inputs, *results, q):
+        arguments = rows, items.size, n, *inputs, *results, q
+        short = loops.short_derivative if n <= SHORT and rows >= LANES else None
+        if (short is None or over_rows(short, *arguments)) and over_rows(loops.derivative, *arguments):
             return None
         found = torch.from_numpy(grad_x)
         return found if computed is dtype else found.to(dtype)
