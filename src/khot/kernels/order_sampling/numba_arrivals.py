@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cpu.loops import inlined, inlined_sum
+from ..cpu.loops import inlined, inlined_sum, per_row, summed
 from ..cpu.maths import EXP, LOG
 from .numba_plane import multiply, plane_of, turn
 from .numba_range import BLOCK, MOST_NODES, ROOM
@@ -35,7 +35,8 @@ exp = EXP[np.float64]
 log = LOG[np.float64]
 MOST_ANGLES = 128
 TRIALS = 60  # most steps of a search, which takes 3 to 12
-LONGEST, ACCURACY, RESOLUTION = 2.0, 1e-3, 1e-20  # longest step, accuracy of a position, rounding of a squared mean
+LONGEST, FARTHEST = 2.0, 8.0  # longest steps of positions and times
+ACCURACY, RESOLUTION = 1e-3, 1e-20  # of a position, and rounding of a squared mean
 NEAR = 4  # times on each side of the peak at which the curvature is computed
 SLACK = 3.0  # in addition to the depth, for P(N = k) itself
 TINY = 1e-300
@@ -55,7 +56,7 @@ class Space(NamedTuple):
 
 
 @inlined
-def space_for(n):
+def space_for(n, k, has_vector):
     units, nodes = np.empty((4, n)), np.empty((8, MOST_NODES))
     return Space(units[0], units[1], units[2], units[3], nodes[6], nodes[7], nodes[:6], np.empty((8, MOST_ANGLES)))
 
@@ -79,15 +80,10 @@ class _Tilted(NamedTuple):
     rate: float  # the sum of the f
 
 
-def _range_of(noise):
-    """The search for the range of the integral, which ends where Chernoff's bound of P(N = k) is e^-depth.
-
-    The bound is :math:`z^{-k} E z^N` for any z > 0, and least if the mean of the weighted law is k. A z is given by the
-    position of a unit that has even chances under these weights, for that changes little from one time to another.
-    """
+def _tilted_of(noise):
     law = noise.law
 
-    @inlined_sum
+    @summed
     def tilted(weight, up, z):
         mean = rest = variance = log_sum = slope = rate = 0.0
         for i in range(weight.shape[0]):
@@ -102,7 +98,20 @@ def _range_of(noise):
             rate += at.rate
         return _Tilted(mean, rest, variance, log_sum, slope, rate)
 
-    @inlined
+    return tilted
+
+
+def range_by_chernoff(noise, bend_of):
+    """The search for the range of the integral, which ends where Chernoff's bound of P(N = k) is e^-depth.
+
+    The bound is :math:`z^{-k} E z^N` for any z > 0, and least if the mean of the weighted law is k. A z is given by the
+    position of a unit that has even chances under these weights, for that changes little from one time to another.
+    ``bend_of(tilted)`` makes a function of the row, the range and the peak that bounds the curvature.
+    """
+    law, tilted = noise.law, _tilted_of(noise)
+    bend = bend_of(tilted)
+
+    @per_row
     def bound(row, time, even):
         """The logarithm of the bound, its derivative in the time, and the position of a unit with even chances."""
         n, k, lowest, highest = row.weight.shape[0], row.k, -ROOM - time, math.log(ROOM) - time
@@ -114,15 +123,13 @@ def _range_of(noise):
             if _is_near(at, k) or highest - lowest < ACCURACY:
                 break
             lowest, highest = (even, highest) if at.mean > k else (lowest, even)
-            # Newton's step for the logarithm of mean / rest, which is nearly linear in the log-odds of units.
-            excess = log(at.mean / k + TINY) - log(at.rest / (n - k) + TINY)
-            step = excess * at.mean * at.rest / (n * at.variance) * (unit.came * unit.missing / unit.rate)
+            step = _excess(at, n, k) / (n * at.variance) * (unit.came * unit.missing / unit.rate)
             even += min(max(step, -LONGEST), LONGEST)
             if not lowest < even < highest:
                 even = 0.5 * (lowest + highest)
         return at.log_sum - k * log(z), at.slope, even
 
-    @inlined
+    @per_row
     def end(row, inside, outside, time, depth):
         """The time between two others, starting from a third, where the bound is less than e^-depth by a factor e."""
         even, is_last = -inside, outside > inside
@@ -137,22 +144,44 @@ def _range_of(noise):
                 time = 0.5 * (inside + outside)
         return outside
 
-    @inlined
+    @per_row
     def find_range(row, low, high, depth, points, values):
-        first, last, curvature = low, high, 0.0
+        first, last, peak = low, high, 0.5 * (low + high)
         for _ in range(TRIALS):
-            peak = 0.5 * (first + last)
             at = tilted(row.weight, exp(peak), 1.0)
             if _is_near(at, row.k):
                 break
             first, last = (peak, last) if at.mean < row.k else (first, peak)
-        low, high = end(row, peak, low, peak - 1.0, depth), end(row, peak, high, peak + 1.0, depth)
-        for i in range(-NEAR, NEAR + 1):  # places of a normal density with the moments of N
-            at = tilted(row.weight, exp(peak + (high - peak if i > 0 else peak - low) * (0.5 * i / NEAR)), 1.0)
-            curvature = max(curvature, at.rate * at.rate / max(at.variance, TINY))
-        return low, high, curvature, peak
+            n = row.weight.shape[0]
+            step = _excess(at, n, row.k) / (n * max(at.rate, TINY))
+            peak -= min(max(step, -FARTHEST), FARTHEST)
+            if not first < peak < last:
+                peak = 0.5 * (first + last)
+        before = 0.3 + 0.9 * depth / row.k  # where k units of one position are too few
+        low, high = end(row, peak, low, peak - before, depth), end(row, peak, high, peak + 1.0, depth)
+        return low, high, bend(row, low, peak, high), peak
 
     return find_range
+
+
+def bend_at_nodes(tilted):
+    """The curvature of normal densities with the moments of N at some times."""
+
+    @inlined
+    def bend(row, low, peak, high):
+        curvature = 0.0
+        for i in range(-NEAR, NEAR + 1):
+            at = tilted(row.weight, exp(peak + (high - peak if i > 0 else peak - low) * (0.5 * i / NEAR)), 1.0)
+            curvature = max(curvature, at.rate * at.rate / max(at.variance, TINY))
+        return curvature
+
+    return bend
+
+
+@inlined
+def _excess(at, n, k):
+    """Newton's step for the logarithm of mean / rest, which is nearly linear in log-odds, times a derivative."""
+    return (log(at.mean / k + TINY) - log(at.rest / (n - k) + TINY)) * at.mean * at.rest
 
 
 @inlined
@@ -321,4 +350,4 @@ def of_rows_by_nodes(noise):
             mean, variance = fill_fates(weight, exp(space.node[node]), space.came, space.missing, space.rate)
             _add_product(space, k, mean, variance, space.width[node], depth, vector, result)
 
-    return _range_of(noise), inclusion, product
+    return space_for, range_by_chernoff(noise, bend_at_nodes), inclusion, product

@@ -15,18 +15,20 @@ from torch import Tensor
 
 from khot._shapes import broadcast_shapes
 
-from ..cpu.loops import array_like, inlined, kernel, over_rows, specialised
+from ..cpu.loops import array_like, inlined, kernel, per_row, over_rows, specialised
 from ..cpu.maths import EXP
 from ..cpu.rows import highest, lowest, total_of
 from . import Integrals, numba_log_prob
-from .numba_arrivals import Row, of_rows_by_nodes, space_for
+from .numba_arrivals import Row, of_rows_by_nodes
 from .numba_noises import NOISES
 from .numba_range import MARGIN, RATES, WIDEST, gather, leave_out_certain, nodes_of
 from .numba_same_design import of_rows_with_one_design
+from .numba_tables import of_short_rows
 
 exp = EXP[np.float64]
 FAR = 0.5 * WIDEST  # exp(-FAR) does not change a probability, and units this far apart still fit into a loop
 STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_ARRIVALS = 50, 50, 1000  # approximate work for a unit
+MOST_COUNTS = 2**13  # units times counts in a short row
 TRIALS, ROUNDING = 4, 1e-13  # each trial has twice the nodes of the one before
 
 
@@ -137,13 +139,13 @@ def _rows(x: Tensor) -> Tensor:
     return x.detach().reshape(-1, x.shape[-1]).contiguous()
 
 
-@inlined
+@per_row
 def fill_weights(theta, origin, weight):
     for i in range(theta.shape[0]):
         weight[i] = exp(theta[i] - origin)
 
 
-def _inclusion_loop(find_range, nodes_of_row, inclusion):
+def _inclusion_loop(space_for, find_range, nodes_of_row, inclusion):
     """The loop for a noise; ``when`` and ``given`` are described in :class:`.Integrals`."""
 
     @inlined
@@ -164,7 +166,7 @@ def _inclusion_loop(find_range, nodes_of_row, inclusion):
     def rows(first, last, theta, k, depth, when, given, result):
         n, skipped = theta.shape[1], 0
         places, finite, weights = np.empty(n, np.int64), np.empty(n), np.empty(n)
-        found, room = np.empty(n), space_for(n)
+        found, room = np.empty(n), space_for(n, k, False)
         for r in range(first, last):
             count, size = gather(theta[r], k[r], places, finite)
             for i in range(n):
@@ -197,11 +199,11 @@ def _inclusion_loop(find_range, nodes_of_row, inclusion):
     return kernel(rows)
 
 
-def _product_loop(nodes_of_row, product):
+def _product_loop(space_for, nodes_of_row, product):
     def rows(first, last, theta, k, depth, when, given, vector, result):
         n = theta.shape[1]
         places, finite, weights = np.empty(n, np.int64), np.empty(n), np.empty(n)
-        found, g, room = np.empty(n), np.empty(n), space_for(n)
+        found, g, room = np.empty(n), np.empty(n), space_for(n, k, True)
         for r in range(first, last):
             count, size = gather(theta[r], k[r], places, finite)
             count, size = leave_out_certain(finite, places, count, size, result[r])
@@ -225,13 +227,22 @@ def _product_loop(nodes_of_row, product):
 
 
 @functools.cache
-def _inclusion_loops(name: str) -> tuple[Any, Any]:
+def _inclusion_loops(name: str, is_short: bool) -> tuple[Any, Any]:
     """The loops of inclusion probabilities and of products for a noise."""
     noise = NOISES[name]
-    with specialised(name):
-        find_range, inclusion, product = (of_rows_with_one_design if name == "logistic" else of_rows_by_nodes)(noise)
+    functions_of = of_rows_with_one_design if name == "logistic" else of_short_rows if is_short else of_rows_by_nodes
+    with specialised(f"{name} {is_short}"):
+        space_for, find_range, inclusion, product = functions_of(noise)
         nodes = nodes_of(noise)
-        return _inclusion_loop(find_range, nodes, inclusion), _product_loop(nodes, product)
+        return _inclusion_loop(space_for, find_range, nodes, inclusion), _product_loop(space_for, nodes, product)
+
+
+def _is_short(noise: str, theta: Tensor, k: Tensor) -> bool:
+    """Whether recursions over units and counts are faster than characteristic functions."""
+    n = theta.shape[-1]
+    if noise == "logistic" or n > MOST_COUNTS:
+        return False
+    return n * n // 2 <= MOST_COUNTS or n * int(torch.minimum(k, n - k).max()) <= MOST_COUNTS
 
 
 def _steps(noise: str, theta: Tensor) -> int:
@@ -243,7 +254,7 @@ def _inclusion(theta: Tensor, k: Tensor, noise: str, depth: float) -> tuple[Tens
     given = theta.new_zeros(len(theta), theta.shape[-1] if noise == "logistic" else 0)
     arguments = (x.numpy() for x in (when, given, result))
     over_rows(
-        _inclusion_loops(noise)[0], len(theta), _steps(noise, theta), array_like(theta), k.numpy(), depth, *arguments,
+        _inclusion_loops(noise, _is_short(noise, theta, k))[0], len(theta), _steps(noise, theta), array_like(theta), k.numpy(), depth, *arguments,
     )  # fmt: skip
     return result, when, given
 
@@ -252,7 +263,7 @@ def _product(theta: Tensor, k: Tensor, when: Tensor, given: Tensor, vector: Tens
     result = torch.empty_like(theta)
     arguments = (x.numpy() for x in (when, given, vector, result))
     over_rows(
-        _inclusion_loops(noise)[1], len(theta), 2 * _steps(noise, theta), array_like(theta), k.numpy(), depth,
+        _inclusion_loops(noise, _is_short(noise, theta, k))[1], len(theta), 2 * _steps(noise, theta), array_like(theta), k.numpy(), depth,
         *arguments,
     )  # fmt: skip
     return result

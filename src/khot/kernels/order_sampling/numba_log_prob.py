@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cpu.loops import inlined, inlined_sum
+from ..cpu.loops import inlined, inlined_sum, per_row
 from ..cpu.maths import EXP, LOG
 from ..cpu.rows import highest, lowest
 from .numba_range import MARGIN, MOST_NODES, ROOM, WIDEST, multiply, nodes_of, range_of, take_logarithm
@@ -95,7 +95,7 @@ def _evaluate_of(noise):
             product[i] *= at.came
             rate[i] += at.ahead
 
-    @inlined
+    @per_row
     def evaluate(row, points, values):
         count, farthest = points.shape[0], 1.0  # no logarithm of a factor at its time of arrival is larger
         up, rate, product = row.up[:count], row.rate[:count], row.product[:count]

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from ..cpu.loops import inlined
+from ..cpu.loops import inlined, per_row
 from ..cpu.maths import EXP, LOG
 from ..cpu.rows import highest, lowest
 from ..selection.numba_counting import ANYWHERE, SUSPECT, cut, neighbours
@@ -29,7 +29,7 @@ SETTLED = 745.0  # exp(-SETTLED) is about 0 in double precision
 ROOM = 600.0  # logarithm of a product of doubles
 
 
-@inlined
+@per_row
 def gather(theta, k, places, finite):
     """Gathers the finite positions; returns their number, and how many are to be drawn, -1 if there is a NaN."""
     count = 0
@@ -44,7 +44,7 @@ def gather(theta, k, places, finite):
     return count, k
 
 
-@inlined
+@per_row
 def leave_out_certain(finite, places, count, k, result):
     """Leaves out units that are certainly among the k, or certainly not, and writes which.
 
@@ -97,7 +97,7 @@ def multiply(weight, up, product, values, each):
     take_logarithm(product, values)
 
 
-@inlined
+@per_row
 def _ends(values, points):
     """Points beyond which a concave function is negative: a line through its outermost two values lies above it."""
     first, last, step = 0, GRID - 1, points[1] - points[0]
@@ -114,7 +114,7 @@ def _ends(values, points):
 def range_of(evaluate):
     """The search for the range of an integral, by the logarithm of its integrand, or a bound of it."""
 
-    @inlined
+    @per_row
     def find_range(row, low, high, depth, points, values):
         """Where values are within the depth of the highest; minus their second derivative; and where that is."""
         points, values, curvature, peak = points[:GRID], values[:GRID], 0.0, 0.0
@@ -165,7 +165,7 @@ def nodes_of(noise):
     """A function that writes the nodes of a row and their weights."""
     is_logistic = noise.is_logistic
 
-    @inlined
+    @per_row
     def nodes(n, low, high, curvature, depth, node, width):
         """The number of nodes for a row of n units, -1 if there is no room for so many."""
         density = _density(depth, curvature)

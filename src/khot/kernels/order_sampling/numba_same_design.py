@@ -18,7 +18,7 @@ import numpy as np
 from ..cpu.loops import inlined, inlined_sum
 from ..cpu.maths import EXP, LOG
 from ..cpu.rows import highest
-from .numba_arrivals import fill_fates_of, fill_fewer, rarer_fates, times_law, walk
+from .numba_arrivals import fill_fates_of, fill_fewer, rarer_fates, space_for, times_law, walk
 from .numba_plane import plane_of
 from .numba_range import ROOM, multiply, range_of, take_logarithm
 
@@ -172,4 +172,4 @@ def of_rows_with_one_design(noise):
                 weight[i], given[i], change_of[i], vector[i], up, rate, chance, log_count, change
             )
 
-    return range_of(_log_chance), inclusion, product
+    return space_for, range_of(_log_chance), inclusion, product
