@@ -27,9 +27,7 @@ import numpy as np
 from ..cpu.loops import inlined, inlined_sum, per_row, summed
 from ..cpu.maths import EXP, LOG
 from .numba_plane import multiply, plane_of, turn
-from .numba_range import BLOCK, MOST_NODES, ROOM
-
-Array = np.ndarray[Any, Any]
+from .numba_range import BLOCK, MOST_NODES, ROOM, Array
 
 exp = EXP[np.float64]
 log = LOG[np.float64]
@@ -59,14 +57,6 @@ class Space(NamedTuple):
 def space_for(n, k, has_vector):
     units, nodes = np.empty((4, n)), np.empty((8, MOST_NODES))
     return Space(units[0], units[1], units[2], units[3], nodes[6], nodes[7], nodes[:6], np.empty((8, MOST_ANGLES)))
-
-
-class Row(NamedTuple):
-    """The units of a row."""
-
-    weight: Array  # their positions as exponentials
-    k: int
-    of_nodes: Array
 
 
 class _Tilted(NamedTuple):

@@ -16,16 +16,15 @@ from torch import Tensor
 from khot._shapes import broadcast_shapes
 
 from ..cpu.loops import array_like, inlined, kernel, per_row, over_rows, specialised
-from ..cpu.maths import EXP
-from ..cpu.rows import highest, lowest, total_of
-from . import Integrals, numba_log_prob
-from .numba_arrivals import Row, of_rows_by_nodes
+from ..cpu.rows import total_of
+from . import Integrals
+from .numba_arrivals import of_rows_by_nodes, space_for
+from .numba_log_prob import log_prob_of
 from .numba_noises import NOISES
-from .numba_range import MARGIN, RATES, WIDEST, gather, leave_out_certain, nodes_of
-from .numba_same_design import of_rows_with_one_design
+from .numba_range import RATES, WIDEST, fill_range_of, fill_weights, gather, leave_out_certain, nodes_of
+from .numba_same_design import log_prob_with_one_design, of_rows_with_one_design
 from .numba_tables import of_short_rows
 
-exp = EXP[np.float64]
 FAR = 0.5 * WIDEST  # exp(-FAR) does not change a probability, and units this far apart still fit into a loop
 STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_ARRIVALS = 50, 50, 1000  # approximate work for a unit
 MOST_COUNTS = 2**13  # units times counts in a short row
@@ -89,7 +88,7 @@ def _log_prob_loop(log_prob):
     def rows(first, last, theta, k, value, depth, with_slopes, result, slopes):
         n = theta.shape[1]
         places, finite, slope, drawn = np.empty(n, np.int64), np.empty(n), np.empty(n), np.empty(n, np.bool_)
-        room = numba_log_prob.space_for(n)
+        room = space_for(n, k, False)
         for r in range(first, last):
             row = r % theta.shape[0]
             count, left = gather(theta[row], k[row], places, finite)
@@ -114,7 +113,8 @@ def _log_prob_loop(log_prob):
 @functools.cache
 def _log_prob_loops(noise: str) -> Any:
     with specialised(noise):
-        return _log_prob_loop(numba_log_prob.log_prob_of(NOISES[noise]))
+        of_row = log_prob_with_one_design if noise == "logistic" else log_prob_of
+        return _log_prob_loop(of_row(NOISES[noise]))
 
 
 def _log_prob(
@@ -139,29 +139,9 @@ def _rows(x: Tensor) -> Tensor:
     return x.detach().reshape(-1, x.shape[-1]).contiguous()
 
 
-@per_row
-def fill_weights(theta, origin, weight):
-    for i in range(theta.shape[0]):
-        weight[i] = exp(theta[i] - origin)
-
-
 def _inclusion_loop(space_for, find_range, nodes_of_row, inclusion):
     """The loop for a noise; ``when`` and ``given`` are described in :class:`.Integrals`."""
-
-    @inlined
-    def fill_range(theta, k, depth, weight, room, when):
-        """Writes the range of an integral and its nodes; returns their number, -1 if a row is left."""
-        low, high = lowest(theta), highest(theta)
-        if high - low > WIDEST:
-            return -1
-        half = 0.5 * (high - low)
-        middle, reach = low + half, half + MARGIN + math.log(theta.shape[0])
-        fill_weights(theta, middle, weight)
-        row = Row(weight, k, room.of_nodes)
-        # one nat deeper than a probability needs: a gradient sums the tails of many units
-        first, last, curvature, peak = find_range(row, -reach, reach, depth + 1.0, room.node, room.width)
-        when[0], when[1], when[2], when[3] = first - peak, last - peak, curvature, middle - peak
-        return nodes_of_row(theta.shape[0], when[0], when[1], curvature, depth, room.node, room.width)
+    fill_range = fill_range_of(find_range, nodes_of_row)
 
     def rows(first, last, theta, k, depth, when, given, result):
         n, skipped = theta.shape[1], 0
@@ -178,7 +158,6 @@ def _inclusion_loop(space_for, find_range, nodes_of_row, inclusion):
                 continue
             row, weight = finite[:count], weights[:count]
             nodes = fill_range(row, size, depth, weight, room, when[r])
-            fill_weights(row, when[r, 3], weight)
             is_near = False
             for _ in range(TRIALS):
                 if nodes < 0 or is_near:

@@ -9,6 +9,7 @@ decreases like that of a normal density as long as the integrand resembles one. 
 # mypy: disable-error-code="no-untyped-def"
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from ..cpu.loops import inlined, per_row
 from ..cpu.maths import EXP, LOG
 from ..cpu.rows import highest, lowest
 from ..selection.numba_counting import ANYWHERE, SUSPECT, cut, neighbours
+
+Array = np.ndarray[Any, Any]
 
 exp, log = EXP[np.float64], LOG[np.float64]
 GRID = 16  # points of one trial, whole registers of them
@@ -181,3 +184,41 @@ def nodes_of(noise):
         return count
 
     return nodes
+
+
+class Row(NamedTuple):
+    """The units of a row."""
+
+    weight: Array  # their positions as exponentials
+    k: int
+    of_nodes: Array
+
+
+@per_row
+def fill_weights(theta, origin, weight):
+    for i in range(theta.shape[0]):
+        weight[i] = exp(theta[i] - origin)
+
+
+def fill_range_of(find_range, nodes_of_row):
+    """``(theta, k, depth, weight, room, when)``: writes the range of an integral, its nodes, and the weights.
+
+    It returns the number of nodes, -1 if the row is left. ``when`` is described in :class:`.Integrals`.
+    """
+
+    @inlined
+    def fill_range(theta, k, depth, weight, room, when):
+        low, high = lowest(theta), highest(theta)
+        if high - low > WIDEST:
+            return -1
+        half = 0.5 * (high - low)
+        middle, reach = low + half, half + MARGIN + math.log(theta.shape[0])
+        fill_weights(theta, middle, weight)
+        row = Row(weight, k, room.of_nodes)
+        # one nat deeper than a probability needs: a gradient sums the tails of many units
+        first, last, curvature, peak = find_range(row, -reach, reach, depth + 1.0, room.node, room.width)
+        when[0], when[1], when[2], when[3] = first - peak, last - peak, curvature, middle - peak
+        fill_weights(theta, when[3], weight)
+        return nodes_of_row(theta.shape[0], when[0], when[1], curvature, depth, room.node, room.width)
+
+    return fill_range

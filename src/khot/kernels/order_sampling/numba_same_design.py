@@ -17,12 +17,13 @@ import numpy as np
 
 from ..cpu.loops import inlined, inlined_sum
 from ..cpu.maths import EXP, LOG
-from ..cpu.rows import highest
+from ..cpu.rows import dot, highest
 from .numba_arrivals import fill_fates_of, fill_fewer, rarer_fates, space_for, times_law, walk
 from .numba_plane import plane_of
-from .numba_range import ROOM, multiply, range_of, take_logarithm
+from .numba_range import ROOM, fill_range_of, multiply, nodes_of, range_of, take_logarithm
 
 exp, log = EXP[np.float64], LOG[np.float64]
+SLACK = 2.0  # in addition to the depth, for the logarithm of a probability near 1
 
 
 @inlined
@@ -60,8 +61,11 @@ def _add_changes(w, m, dm, g, up, log_count, change):
 
 
 @inlined
-def _begin(space, weight, k, nodes, when, given):
-    """P(N = k) times the weights, and sum_j (1 - F_j) m_j, at all nodes; e^s is left in the space."""
+def _begin(space, weight, k, nodes, log_count, given):
+    """e^s, sum_j (1 - F_j) m_j, and P(N = k) times the weights, at all nodes, if its logarithm is this at one time.
+
+    Without the units with w > 1, which are nearly the k, as a factor, its logarithm there is the last result.
+    """
     points, up, rate = space.node[: nodes + 1], space.of_nodes[0, : nodes + 1], space.of_nodes[1, : nodes + 1]
     chance, product = space.of_nodes[2, : nodes + 1], space.of_nodes[3, : nodes + 1]
     points[nodes], slope, farthest = 0.0, float(k), 1.0
@@ -78,8 +82,8 @@ def _begin(space, weight, k, nodes, when, given):
     take_logarithm(product, chance)
     at_one_time = chance[nodes]
     for i in range(nodes):
-        chance[i] = exp(chance[i] - at_one_time + when[4]) * space.width[i]
-    return up[:nodes], rate[:nodes], chance[:nodes]
+        chance[i] = exp(chance[i] - at_one_time + log_count) * space.width[i]
+    return up[:nodes], rate[:nodes], chance[:nodes], at_one_time
 
 
 @inlined_sum
@@ -141,7 +145,7 @@ def of_rows_with_one_design(noise):
         for i in range(n):
             given[i] = given[i] * (k / total)
         when[4] = log(total / k)
-        up, rate, chance = _begin(space, weight, k, nodes, when, given)
+        up, rate, chance, _ = _begin(space, weight, k, nodes, when[4], given)
         for i in range(n):
             result[i] = _sum_of_fates(weight[i], given[i], up, rate, chance)
 
@@ -162,7 +166,7 @@ def of_rows_with_one_design(noise):
         scale = exp(-when[4]) / points
         for i in range(n):
             change_of[i] = _covariance(rarer[i], usual[i], vector[i], z, law, weighted) * scale
-        up, rate, chance = _begin(space, weight, k, nodes, when, given)
+        up, rate, chance, _ = _begin(space, weight, k, nodes, when[4], given)
         log_count, change = space.of_nodes[4, :nodes], space.of_nodes[5, :nodes]
         log_count[:], change[:] = mean_of_g, 0.0
         for i in range(n):
@@ -173,3 +177,32 @@ def of_rows_with_one_design(noise):
             )
 
     return space_for, range_of(_log_chance), inclusion, product
+
+
+def log_prob_with_one_design(noise):
+    r"""As :func:`.log_prob_of`, for logistic noise.
+
+    With :math:`f_j / F_j = 1 - F_j` and :math:`P(N = k)` without its constant, :math:`P(S) = \prod_{i \in S} w_i \int
+    P(N = k) \sum_{j \in S} (1 - F_j) \, ds`. As in the formula for :math:`\pi`, a linear function of m, the indicator
+    of S takes the place of m in that for the derivatives.
+    """
+    fill_range = fill_range_of(range_of(_log_chance), nodes_of(noise))
+
+    @inlined
+    def log_prob(theta, drawn, members, last, best, depth, with_slopes, slope, room):
+        n, when = theta.shape[0], room.of_angles[0]
+        weight, given, found = room.came[:n], room.missing[:n], 0.0
+        nodes = fill_range(theta, members, depth + SLACK, weight, room, when)
+        if nodes < 0:
+            return np.inf
+        for i in range(n):
+            given[i] = 1.0 if drawn[i] else 0.0
+            found += (given[i] - (weight[i] > 1.0)) * (theta[i] - when[3])
+        up, rate, chance, at_one_time = _begin(room, weight, members, nodes, 0.0, given)
+        total = dot(chance, rate)
+        if with_slopes:
+            for i in range(n):
+                slope[i] = given[i] - _sum_of_fates(weight[i], given[i], up, rate, chance) / total
+        return found + at_one_time + log(total)
+
+    return log_prob
