@@ -20,7 +20,7 @@ Logistic noise has a faster method, :mod:`.numba_same_design`, which needs the c
 # mypy: disable-error-code="no-untyped-def"
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 

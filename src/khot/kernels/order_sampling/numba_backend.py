@@ -15,7 +15,7 @@ from torch import Tensor
 
 from khot._shapes import broadcast_shapes
 
-from ..cpu.loops import array_like, inlined, kernel, per_row, over_rows, specialised
+from ..cpu.loops import array_like, inlined, kernel, over_rows, specialised
 from ..cpu.rows import total_of
 from . import Integrals
 from .numba_arrivals import of_rows_by_nodes, space_for
@@ -224,27 +224,23 @@ def _is_short(noise: str, theta: Tensor, k: Tensor) -> bool:
     return n * n // 2 <= MOST_COUNTS or n * int(torch.minimum(k, n - k).max()) <= MOST_COUNTS
 
 
-def _steps(noise: str, theta: Tensor) -> int:
-    return (STEPS_OF_INCLUSION if noise == "logistic" else STEPS_OF_ARRIVALS) * theta.numel()
+def _over_rows(loop: Any, noise: str, theta: Tensor, k: Tensor, depth: float, *arrays: Tensor, each: int = 1) -> None:
+    steps = each * (STEPS_OF_INCLUSION if noise == "logistic" else STEPS_OF_ARRIVALS) * theta.numel()
+    over_rows(loop, len(theta), steps, array_like(theta), k.numpy(), depth, *(x.numpy() for x in arrays))
 
 
 def _inclusion(theta: Tensor, k: Tensor, noise: str, depth: float) -> tuple[Tensor, Tensor, Tensor]:
     result, when = torch.empty_like(theta), theta.new_zeros(len(theta), 5)
     given = theta.new_zeros(len(theta), theta.shape[-1] if noise == "logistic" else 0)
-    arguments = (x.numpy() for x in (when, given, result))
-    over_rows(
-        _inclusion_loops(noise, _is_short(noise, theta, k))[0], len(theta), _steps(noise, theta), array_like(theta), k.numpy(), depth, *arguments,
-    )  # fmt: skip
+    loop, _ = _inclusion_loops(noise, _is_short(noise, theta, k))
+    _over_rows(loop, noise, theta, k, depth, when, given, result)
     return result, when, given
 
 
 def _product(theta: Tensor, k: Tensor, when: Tensor, given: Tensor, vector: Tensor, noise: str, depth: float) -> Tensor:
     result = torch.empty_like(theta)
-    arguments = (x.numpy() for x in (when, given, vector, result))
-    over_rows(
-        _inclusion_loops(noise, _is_short(noise, theta, k))[1], len(theta), 2 * _steps(noise, theta), array_like(theta), k.numpy(), depth,
-        *arguments,
-    )  # fmt: skip
+    _, loop = _inclusion_loops(noise, _is_short(noise, theta, k))
+    _over_rows(loop, noise, theta, k, depth, when, given, vector, result, each=2)
     return result
 
 

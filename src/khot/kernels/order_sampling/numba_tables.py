@@ -20,7 +20,7 @@ The lanes of vectors are nodes of the quadrature. All terms of the probabilities
 # mypy: disable-error-code="no-untyped-def, call-arg"
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,9 +28,7 @@ from ..cpu.lanes import LANES, at, every, put
 from ..cpu.loops import by_lanes, inlined, per_row
 from ..cpu.maths import EXP
 from .numba_arrivals import range_by_chernoff
-from .numba_range import MOST_NODES
-
-Array = np.ndarray[Any, Any]
+from .numba_range import MOST_NODES, Array
 
 exp = EXP[np.float64]
 
@@ -60,11 +58,11 @@ def tables_for(n, k, has_vector):
     last = 0
     for size in k:
         last = max(last, min(size, n - size))
-    size, rest = (n + 1) * (last + 3) * LANES, np.empty((3, (last + 3) * LANES))
-    nodes, units, more = np.empty((3, MOST_NODES)), np.empty((5, n * LANES)), size if has_vector else 0
+    nodes, units, rest = np.empty((3, MOST_NODES)), np.empty((5, n * LANES)), np.empty((3, (last + 3) * LANES))
+    tables = np.empty((3 if has_vector else 1, (n + 1) * (last + 3) * LANES))
     return Tables(
         nodes[0], nodes[1], nodes[2:], units[0], units[1], units[2], units[3], units[4],
-        np.empty(size), np.empty(more), np.empty(more), rest[0], rest[1], rest[2],
+        tables[0], tables[-2], tables[-1], rest[0], rest[1], rest[2],
     )  # fmt: skip
 
 
