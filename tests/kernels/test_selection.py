@@ -8,6 +8,7 @@ import torch
 from khot import topk_indices, topk_mask, topk_threshold
 from khot.distributions import ConditionalPoisson, GumbelTopK, Sampford
 from khot.kernels import backend, selection
+from khot.kernels.operators.platforms import HAS_NUMBA
 from khot.nn import (
     BatchTopK,
     ExpertChoice,
@@ -25,6 +26,13 @@ from tests.inputs import normal
 INF = torch.inf
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 pytestmark = pytest.mark.usefixtures("cpu_backend")
+
+
+needs_loops = pytest.mark.skipif(not HAS_NUMBA, reason="without loops, modules multiply by the mask")
+
+
+def keep(x, *arguments):
+    return selection.keep_largest.load("numba")(x, *arguments)
 
 
 def expected(x, k):
@@ -159,6 +167,7 @@ def test_ties_of_selections_and_routers_go_from_the_left():
     assert topk_attention(torch.ones(1, 2), torch.ones(4, 2), torch.eye(4), 2).tolist() == [[0.5, 0.5, 0, 0]]
 
 
+@needs_loops
 @pytest.mark.parametrize(
     ("kind", "n"), [*itertools.product(ROWS, [3, 8, 37]), ("normal", 70_000), ("infinities", 70_000), ("tiny", 70_000)]
 )
@@ -169,15 +178,27 @@ def test_what_is_kept(kind, n):
         scores = x.abs().masked_fill(x == -INF, -INF) if by_magnitude else x
         for k in (1, n // 2, n):
             marked = (expected(scores, k) != 0) & (scores > -INF)
-            sizes = torch.tensor(k).expand(4)
-            y, kept, smallest = selection.keep_largest(x, sizes, by_magnitude, 0.0)
             is_wrong = (scores > -INF).sum(-1) < k
-            assert torch.equal(smallest.isnan(), is_wrong)
-            assert torch.equal(kept, marked) and torch.equal(y, x.masked_fill(~marked, 0.0))
-            positive = scores.masked_fill(~marked | (scores <= 0), INF).amin(-1)
-            assert torch.equal(smallest[~is_wrong], positive[~is_wrong])
-            filled = selection.keep_largest(x, sizes, by_magnitude, -INF)
-            assert torch.equal(filled[0], x.masked_fill(~marked, -INF)) and torch.equal(filled[1], kept)
+            for size in (k, torch.tensor(k).expand(4)):
+                found = keep(x, size, by_magnitude, 0.0)
+                if is_wrong.any():
+                    assert found is None
+                    continue
+                y, kept, smallest = found
+                assert torch.equal(kept, marked) and torch.equal(y, x.masked_fill(~marked, 0.0))
+                assert torch.equal(smallest, scores.masked_fill(~marked | (scores <= 0), INF).amin(-1))
+                filled = keep(x, size, by_magnitude, -INF)
+                assert torch.equal(filled[0], x.masked_fill(~marked, -INF)) and torch.equal(filled[1], kept)
+
+
+@needs_loops
+@pytest.mark.parametrize("n", [4, 7, 20])
+def test_what_is_kept_of_rows_with_a_fault(n):
+    x = normal(3, n)
+    for wrong in (x.index_fill(1, torch.tensor([1]), torch.nan), x.index_fill(1, torch.arange(3), -INF)):
+        assert keep(torch.cat((x, wrong)), n - 2, False, 0.0) is None
+    for size in (-1, n + 1, -(2**70), 2**64 + 1, torch.tensor([1, n + 1, 1]), torch.tensor([1, -1, 1])):
+        assert keep(x, size, False, 0.0) is None
 
 
 @pytest.mark.parametrize("make", [lambda: TopK(3), lambda: TopK(3, by="magnitude"), lambda: BatchTopK(3)])

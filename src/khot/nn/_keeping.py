@@ -61,26 +61,28 @@ def keep_largest(x: Tensor, k: Any, dim: int | tuple[int, ...], by: str, for_sof
 
     ``for_softmax`` puts ``-inf`` in place of the other entries, instead of 0; only a softmax may use these values.
     """
-    is_whole = type(k) is int or (
-        not (k.is_floating_point() or k.dtype == torch.bool) if isinstance(k, Tensor) else is_int(k)
-    )
-    call = call_of(x, k) if isinstance(k, Tensor) else call_of(x)
+    is_tensor = isinstance(k, Tensor)
+    if is_tensor:
+        is_whole, call = not (k.is_floating_point() or k.dtype == torch.bool), call_of(x, k)
+    else:
+        is_whole, call = is_int(k), call_of(x)
     if not (call.is_plain and is_whole and x.numel() > 0):
         return None
     rows = x.detach() if dim == -1 else as_rows(x.detach(), dim)
     keep = selection.keep_largest.find(rows)
     if keep is None:  # in plain torch the general path is faster
         return None
-    batch = rows.shape[:-1]
-    if isinstance(k, Tensor) and k.device != x.device:  # the general path raises the error
+    if is_tensor:
+        if k.device != x.device:  # the general path raises the error
+            return None
+        try:
+            k = k.long().expand(rows.shape[:-1])
+        except RuntimeError:
+            return None
+    found = keep(rows, k, by == "magnitude", -math.inf if for_softmax else 0.0)
+    if found is None:
         return None
-    try:  # on this device, since loops read addresses, and torch's default device may be another one
-        sizes = torch.as_tensor(k, dtype=torch.int64, device=x.device).expand(batch)
-    except RuntimeError:
-        return None
-    values, mask, smallest = keep(rows, sizes, by == "magnitude", -math.inf if for_softmax else 0.0)
-    if bool(smallest.isnan().any()):
-        return None
+    values, mask, smallest = found
     if dim != -1:
         values, mask = as_axes(values, x, dim), as_axes(mask, x, dim)
     if x.requires_grad and torch.is_grad_enabled():

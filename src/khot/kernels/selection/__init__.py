@@ -5,14 +5,15 @@ there are k entries, :math:`\#\{i : x_i > t\} = k`, or as many as ties allow. Nu
 the same bits, so counts at three thresholds cut a bracket of t in four, until one of the counts is k, or two
 neighbouring numbers enclose t; entries are then tied at t. This takes one pass over the row for two bits of a number.
 
-``topk_mask`` gives the mask, and ``topk_indices`` the positions of its ones; ``keep_largest`` gives the entries times
-the mask, or with another number such as ``-inf`` in place of the zeros, for modules, which then need no further pass.
+``topk_mask`` gives the mask, and ``topk_indices`` the positions of its ones; ``keep_largest``, a loop without an
+operator, gives the entries times the mask, or with another number such as ``-inf`` in place of the zeros, for modules,
+which then need no further pass.
 """
 
 import torch
 from torch import Tensor
 
-from ..registry import Operator
+from ..registry import Operation, Operator
 from . import exact
 from .exact import check_ranked
 
@@ -43,9 +44,5 @@ def bounds_of(x: Tensor) -> tuple[Tensor, Tensor]:
     return first.expand(x.shape[:-1]), end.expand(x.shape[:-1])
 
 
-def _kept_like(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    return _like(x), _like(x).bool(), x.new_empty(x.shape[:-1])
-
-
-keep_largest = Operator("keep_largest", exact.keep_largest, fake=_kept_like)
+keep_largest = Operation(__name__, "keep_largest")  # for plain calls; without loops, modules multiply by the mask
 keep_largest.backend("numba", module=".numba_backend")

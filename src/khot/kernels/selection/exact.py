@@ -56,22 +56,6 @@ def parts_of(x: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
     return x.masked_fill((column < begins.unsqueeze(-1)) | (column >= ends.unsqueeze(-1)), -torch.inf)
 
 
-def keep_largest(x: Tensor, k: Tensor, by_magnitude: bool, otherwise: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The k largest entries of each row, with a number for the others; which; and the smallest positive one kept.
-
-    With ``by_magnitude``, the largest and smallest in absolute value. Entries of ``-inf``, which are excluded, count as
-    smaller than all others, and are never kept. If a row keeps no positive entry, the smallest one is infinite; it is
-    NaN if the row has NaN or too few entries.
-    """
-    scores = x.abs().masked_fill(x == -torch.inf, -torch.inf) if by_magnitude else x
-    kept = topk_mask(scores, k, False) != 0
-    wrong = (kept & (scores == -torch.inf)).any(-1) | x.isnan().any(-1) | (k < 0) | (k > x.shape[-1])
-    kept &= scores > -torch.inf
-    positive = scores.masked_fill(~kept | ~(scores > 0), torch.inf)
-    smallest = positive.amin(-1) if x.shape[-1] else x.new_full(x.shape[:-1], torch.inf)
-    return x.masked_fill(~kept, otherwise).contiguous(), kept.contiguous(), smallest.masked_fill(wrong, torch.nan)
-
-
 def check_ranked(x: Tensor, k: int | Tensor) -> None:
     """Checks that the rows of x (..., n), which may be infinite, have no NaN, and that k is from 0 to n."""
     if x.numel() and bool(x.amax(-1).isnan().any()):

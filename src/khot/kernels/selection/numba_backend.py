@@ -2,6 +2,7 @@
 
 # mypy: disable-error-code="no-untyped-def"
 
+import ctypes
 import math
 from typing import Any
 
@@ -95,13 +96,26 @@ def _index_loop(real: Real) -> Any:
     return rows
 
 
-def keep_largest(x: Tensor, k: Tensor, by_magnitude: bool, otherwise: float) -> tuple[Tensor, Tensor, Tensor]:
-    items, n, sizes = x.to(compute_dtype(x)).contiguous(), x.shape[-1], k.reshape(-1)
-    y, kept = torch.empty_like(items), torch.empty_like(items, dtype=torch.bool)
-    smallest, rows = items.new_empty(x.shape[:-1]), items.numel() // n
-    results = y.data_ptr(), kept.data_ptr(), smallest.data_ptr()
-    given, how = (items.data_ptr(), sizes.data_ptr(), sizes.stride(0)), (by_magnitude, float(otherwise))
-    over_rows(_keeping_loop(items), rows, rows * n, n, *given, *results, how)
+def keep_largest(
+    x: Tensor, k: int | Tensor, by_magnitude: bool, otherwise: float
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The k largest entries of each row, with a number for the others; which; and the smallest positive one kept.
+
+    k is an int, or int64 of the batch shape. With ``by_magnitude``, the largest and smallest in absolute value. Entries
+    of ``-inf``, which are excluded, count as smaller than all others, and are never kept. If a row keeps no positive
+    entry, the smallest one is infinite. None if a row has NaN or too few entries.
+    """
+    items, n, rows = x.to(compute_dtype(x)).contiguous(), x.shape[-1], x.numel() // x.shape[-1]
+    if isinstance(k, Tensor):
+        sizes = k.reshape(-1)
+        at, step = sizes.data_ptr(), sizes.stride(0)
+    else:
+        number = ctypes.c_int64(int(min(max(k, -1), n + 1)))
+        at, step = ctypes.addressof(number), 0
+    y, kept, smallest = torch.empty_like(items), torch.empty_like(items, dtype=torch.bool), items.new_empty(x.shape[:-1])
+    results, how = (y.data_ptr(), kept.data_ptr(), smallest.data_ptr()), (by_magnitude, float(otherwise))
+    if over_rows(_keeping_loop(items), rows, rows * n, n, items.data_ptr(), at, step, *results, how):
+        return None
     return y.to(x.dtype), kept, smallest.to(x.dtype)
 
 
@@ -188,13 +202,14 @@ def _keeping_loop(real: Real) -> Any:
         xs, ys, marks = reals_at(x, last, n), reals_at(y, last, n), bytes_at(kept, last, n)
         sizes, least = longs_at(k, 1, (last - 1) * step + 1)[0], reals_at(smallest, 1, last)[0]
         sample, room = np.empty(SAMPLE_SIZE if n >= LONG else 0, real), np.empty(n if by_magnitude else 0, real)
-        guesses, move, has_ties = ANYWHERE, 0.0, False
+        guesses, move, has_ties, wrong = ANYWHERE, 0.0, False, 0
         for r in range(first, last):
             row, scores, size = xs[r], xs[r], sizes[r * step]
             if n == 4 and otherwise == 0:
                 found, is_right = _keep_of_four(row, size, by_magnitude, marks[r], ys[r])
                 if is_right:
-                    least[r] = np.nan if size < 0 or size > n else found
+                    wrong += size < 0 or size > n
+                    least[r] = found
                     continue
             if by_magnitude:
                 scores = room
@@ -213,8 +228,9 @@ def _keeping_loop(real: Real) -> Any:
             is_wrong = not_numbers > 0 or size < 0 or size > n
             if t == -np.inf:
                 is_wrong |= _exclude(scores, marks[r])
+            wrong += is_wrong
             _take(row, marks[r], real(otherwise), ys[r])
-            least[r] = np.nan if is_wrong else _smallest_positive(scores, marks[r])
-        return 0
+            least[r] = _smallest_positive(scores, marks[r])
+        return wrong
 
     return rows
