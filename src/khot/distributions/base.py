@@ -13,7 +13,7 @@ from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 from typing_extensions import Self
 
-from khot._contents import can_look, has_contents
+from khot._contents import can_look, has_contents, is_finite
 from khot._shapes import broadcast_shapes
 from khot._torch_internals import all_true, is_recorded, is_traced_by_mode, transform_level
 from khot._validation import check_generator, check_value, checked_expansion, checked_shape, name_init
@@ -83,12 +83,18 @@ class KHotDistribution(TorchDistribution):
     _provenance: frozenset[Any] = frozenset()  # the dependencies of parameters that are Pyro's provenance tensors
     _wide: Tensor
     _shared_k: int | None = None  # the size, if it is known to be the same in all rows
+    _sizes_are_numbers: bool = False  # whether the sizes of all rows were given as numbers, and checked
+    _known_constraints: ClassVar[Any] = (
+        None  # the `arg_constraints` of the class of this library that it is or derives from
+    )
     _tensors: list[Tensor]  # the arguments that are tensors
     _counted: Sequence[Tensor] = ()  # `_tensors`, without those whose writes torch does not count
     _writes: int
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("khot."):
+            cls._known_constraints = cls.arg_constraints
         if "__init__" not in vars(cls):
             name_init(cls)
         cls.__init__ = entry(cls.__init__)  # type: ignore[method-assign]
@@ -105,12 +111,9 @@ class KHotDistribution(TorchDistribution):
 
     def _begin(self) -> None:
         """Prepares a law after its parameters have been set."""
-        own = self.__dict__
-        self._kept, self._level, self._tensors = Once(), transform_level(), []
-        for name, value in own.items():
-            made_here = self._shared_k is not None and name in ("k", "largest_k")
-            if isinstance(value, Tensor) and not made_here:
-                self._tensors.append(value)
+        own, made_here = self.__dict__, ("k", "largest_k") if self._sizes_are_numbers else ()
+        self._tensors = [x for name, x in own.items() if isinstance(x, Tensor) and name not in made_here]
+        self._kept, self._level = Once(), transform_level()
         self._counted = list(filterfalse(Tensor.is_inference, self._tensors))
         self._writes = sum(map(count_of_writes, self._counted))
         if "parameter" in own:
@@ -275,7 +278,8 @@ class KHotDistribution(TorchDistribution):
     def _validate_parameters(self) -> None:
         looks = can_look(*self._tensors)
         if looks:
-            if self._fits():
+            is_usual = len(self._tensors) == 1 and self.arg_constraints is self._known_constraints
+            if is_usual and self._fits():
                 return
             self._validate_range()
         if looks or self._has_readable(*self._tensors):  # in transforms of torch.func, only these can be made
@@ -284,11 +288,11 @@ class KHotDistribution(TorchDistribution):
             self._validate_contents()
 
     def _fits(self) -> bool:
-        """Whether one quick test shows that all checks of the parameters will pass. The checks are slower.
+        """Whether one quick test shows that the only tensor among the parameters will pass all checks.
 
-        Each of them serves one error message. False if a subclass has further ``arg_constraints``.
+        The checks are slower, because each of them serves one error message.
         """
-        return False
+        return is_finite(self._wide)
 
     def _validate_range(self) -> None:
         """Makes the checks for which the next ones would raise without advice."""

@@ -116,7 +116,6 @@ class SamplingDesign(KHotDistribution):
     k: Tensor  # the number of ones of each row, or the smallest if it varies
     largest_k: Tensor  # the largest number of ones of each row, which differs only if `_size_varies`
     _size_varies: bool = False  # whether draws of one row may differ in their number of ones
-    _sizes_are_numbers: bool = False  # whether the sizes of all rows were given as numbers, and checked
     _relaxes: ClassVar[bool] = True  # whether the class takes `logits` and relaxes them to `probs`
 
     def __init__(
@@ -260,10 +259,6 @@ class SamplingDesign(KHotDistribution):
     # Checks of the parameters and of values; each error message says what to do.
 
     def _fits(self) -> bool:
-        if not self._sizes_are_numbers or isinstance(self.temperature, Tensor):
-            return False
-        if self.arg_constraints is not SamplingDesign.arg_constraints:
-            return False
         if self.parameter_name == "logits":
             return is_finite(self._wide)
         return capped_simplex(self._size).holds(self._wide.detach())

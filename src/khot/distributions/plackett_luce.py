@@ -8,7 +8,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from khot._contents import can_look, is_finite
+from khot._contents import can_look
 from khot._shapes import broadcast_shapes
 from khot._validation import as_int, check_flag, check_strided
 from khot.constraints import ranking
@@ -76,14 +76,9 @@ class PlackettLuce(KHotDistribution):
         if isinstance(k, Tensor):
             logits, size = broadcast_with_k("logits", logits, size)
         self.parameter, self.parameter_name, self.dtype, self.k = logits, "logits", logits.dtype, size
-        self._shared_k = None if isinstance(k, Tensor) else as_int(k)
+        self._shared_k, self._sizes_are_numbers = (None, False) if isinstance(k, Tensor) else (as_int(k), True)
         width = _largest(size) if self._shared_k is None else self._shared_k
         super().__init__(logits.shape[:-1], Size([width]), validate_args=validate_args)
-
-    def _fits(self) -> bool:
-        if self._shared_k is None or self.arg_constraints is not PlackettLuce.arg_constraints:
-            return False
-        return is_finite(self._wide)
 
     def _validate_contents(self) -> None:
         n, k = self._n, self.k

@@ -18,7 +18,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from khot._contents import can_look, is_finite
+from khot._contents import can_look
 from khot._notes import feels_between_vertices
 from khot._torch_internals import may_differentiate
 from khot._validation import (
@@ -117,11 +117,6 @@ class RelaxedKHot(KHotDistribution):
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
-
-    def _fits(self) -> bool:
-        if isinstance(self.k, Tensor) or isinstance(self.temperature, Tensor):
-            return False
-        return self.arg_constraints is RelaxedKHot.arg_constraints and is_finite(self._wide)
 
     def _validate_contents(self) -> None:
         if not self._wide.isfinite().all():
