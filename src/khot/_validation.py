@@ -1,6 +1,5 @@
 """Argument checks that the packages share: when a check runs, and how its error is worded."""
 
-import inspect
 import math
 import operator
 from collections.abc import Iterable
@@ -11,11 +10,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
-from torch.nn import Parameter
 
 from ._contents import looks_at_contents
 from ._refusals import refuse_trace
-from ._torch_internals import is_recomputed
+from ._torch_internals import is_recomputed, is_tracing
 
 
 def tensors_among(*values: Any) -> list[Tensor]:
@@ -23,51 +21,53 @@ def tensors_among(*values: Any) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def check_strided(name: str, value: Any, *, are_scores: bool = False, reads_layouts: bool | None = None) -> None:
+def check_strided(name: str, value: Any, *, are_scores: bool = False) -> None:
     """Checks that a tensor is neither sparse nor nested, as rows must have all their entries and equal lengths.
 
     Nor may it be of a floating-point dtype of 8 bits or fewer: these are for storage, and torch has no sums of them.
-    ``reads_layouts`` says whether to check, if the caller knows; Dynamo refuses to read a layout in a backward pass.
+    Arguments of public functions of rows are checked where they come in, in :mod:`khot._distributed.boundary`.
     """
-    if isinstance(value, Tensor) and value.dtype.itemsize == 1 and value.is_floating_point():
+    if isinstance(value, Tensor):
+        if value.dtype.itemsize == 1:
+            _check_width(name, value)
+        if not torch.compiler.is_compiling():
+            if is_tracing():
+                refuse_trace()
+            if value.is_nested or value.layout is not torch.strided:
+                refuse_layout(name, value, are_scores)
+
+
+def _check_width(name: str, value: Tensor) -> None:
+    if value.dtype.itemsize == 1 and value.is_floating_point():
         raise TypeError(
             f"`{name}` must have a floating-point dtype of 16 bits or more, but got {value.dtype}: pass {name}.float()"
         )
-    looks = not torch.compiler.is_compiling() if reads_layouts is None else reads_layouts
-    if not looks or not isinstance(value, Tensor):
-        return
-    refuse_trace()
+
+
+def refuse_layout(name: str, value: Tensor, are_scores: bool) -> None:
+    """Raises a TypeError for a tensor that is sparse or nested, with the way to a dense one."""
     if value.is_nested:
         padding = "-torch.inf), which excludes the entries that it adds" if are_scores else "0.0)"
         raise TypeError(
             f"`{name}` must not be a nested tensor: pad its rows with torch.nested.to_padded_tensor({name}, {padding}"
         )
-    if value.layout != torch.strided:
+    if value.layout is not torch.strided:
         raise TypeError(f"`{name}` must be a dense tensor, but got the layout {value.layout}: pass {name}.to_dense()")
 
 
-def check_floating(name: str, value: Any, *, are_scores: bool = False, reads_layouts: bool | None = None) -> None:
+def check_floating(name: str, value: Any, *, are_scores: bool = False) -> None:
     """Checks for a dense tensor of a floating-point dtype in which torch computes."""
-    if _is_dense(value, reads_layouts) and value.is_floating_point():
-        return
+    check_strided(name, value, are_scores=are_scores)
+    if not (isinstance(value, Tensor) and value.dtype in SOFTNESS_LIMITS):
+        _refuse_type(name, value)
+
+
+def _refuse_type(name: str, value: Any) -> None:
+    """Raises a TypeError for what is not a tensor of a floating-point dtype in which torch computes."""
     _check_tensor(name, value)
-    check_strided(name, value, are_scores=are_scores, reads_layouts=reads_layouts)
-    if not value.is_floating_point():
-        advice = "" if value.is_complex() else f": pass {name}.float()"
-        raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}{advice}")
-
-
-def _is_dense(value: Any, reads_layouts: bool | None = None) -> bool:
-    """Whether one quick test shows that this is a dense tensor in a dtype of 16 bits or more, outside of graphs."""
-    kind = type(value)
-    if kind is not Tensor and kind is not Parameter:
-        return False
-    if reads_layouts is not False:  # the caller has not asked for the kind of the call, or layouts matter
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-            return False
-        if value.layout is not torch.strided or value.is_nested:
-            return False
-    return value.dtype.itemsize > 1 or not value.is_floating_point()
+    _check_width(name, value)
+    advice = "" if value.is_complex() else f": pass {name}.float()"
+    raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}{advice}")
 
 
 def _check_tensor(name: str, value: Any) -> None:
@@ -76,9 +76,16 @@ def _check_tensor(name: str, value: Any) -> None:
         raise TypeError(f"`{name}` must be a torch.Tensor, but got {type(value).__name__}{advice}")
 
 
-def check_scores(x: Any, dim: Any, *, joint: bool = False, reads_layouts: bool | None = None) -> None:
+def check_scores(x: Any, dim: Any, *, joint: bool = False) -> None:
+    """:func:`check_rows` where the boundary of public functions of rows has not seen ``x``."""
+    check_strided("x", x, are_scores=True)
+    check_rows(x, dim, joint=joint)
+
+
+def check_rows(x: Any, dim: Any, *, joint: bool = False) -> None:
     """Checks for a real floating-point tensor ``x`` with the axis ``dim``, or with several axes if ``joint``."""
-    check_floating("x", x, are_scores=True, reads_layouts=reads_layouts)
+    if not (isinstance(x, Tensor) and x.dtype in SOFTNESS_LIMITS):
+        _refuse_type("x", x)
     if x.dim() == 0:
         raise ValueError("`x` must have at least one dimension, the ground set, but got a scalar")
     if joint and isinstance(dim, tuple):
@@ -104,11 +111,9 @@ def _check_axes(x: Tensor, dim: tuple[Any, ...]) -> None:
         )
 
 
-def check_broadcasts(
-    name: str, value: Tensor, x: Tensor, batch_shape: torch.Size, reads_layouts: bool | None = None
-) -> None:
+def check_broadcasts(name: str, value: Tensor, x: Tensor, batch_shape: torch.Size) -> None:
     """Checks for a tensor of real numbers that broadcasts with the batch, without reading contents."""
-    check_strided(name, value, reads_layouts=reads_layouts)
+    _check_width(name, value)
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"`{name}` must be real, but got a tensor of dtype {value.dtype}")
     if value.device != x.device and value.dim() > 0:
@@ -122,12 +127,10 @@ def check_broadcasts(
         ) from None
 
 
-def check_k(
-    k: float | Tensor, x: Tensor, batch_shape: torch.Size, n: int, *, reads_layouts: bool | None = None
-) -> None:
+def check_k(k: float | Tensor, x: Tensor, batch_shape: torch.Size, n: int) -> None:
     """Checks that ``k`` is a number in [0, n], or a tensor that broadcasts with the batch, without reading contents."""
     if isinstance(k, Tensor):
-        check_broadcasts("k", k, x, batch_shape, reads_layouts)
+        check_broadcasts("k", k, x, batch_shape)
     elif not _is_number(k):
         raise TypeError(f"`k` must be a real number or a torch.Tensor, but got {type(k).__name__}")
     elif not 0 <= k <= n:
@@ -139,16 +142,11 @@ _SINGLE, _DOUBLE = ((torch.finfo(dtype).tiny, torch.finfo(dtype).max) for dtype 
 SOFTNESS_LIMITS = {torch.float64: _DOUBLE, **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), _SINGLE)}
 
 
-def softness_limits(dtype: torch.dtype) -> tuple[float, float]:
-    """The :data:`SOFTNESS_LIMITS`."""
-    return SOFTNESS_LIMITS.get(dtype, _SINGLE)
-
-
 def softness_error(name: str, value: float, dtype: torch.dtype) -> str:
-    """The error message for a softness outside :func:`softness_limits`."""
+    """The error message for a softness outside the :data:`SOFTNESS_LIMITS`."""
     if not 0 < value < math.inf:
         return f"`{name}` must be positive and finite, but got {value:g}"
-    low, high = softness_limits(dtype)
+    low, high = SOFTNESS_LIMITS[dtype]
     return f"`{name}` must lie in [{low:g}, {high:g}] for `x` of dtype {dtype}, but got {value:g}"
 
 
@@ -156,46 +154,28 @@ def softness_error(name: str, value: float, dtype: torch.dtype) -> str:
 DIM_IS_A_KEYWORD = "; the axis is the keyword `dim`, as in dim=-1"
 
 
-def places(signature: inspect.Signature) -> int:
-    """How many arguments a function takes by position."""
-    return sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in signature.parameters.values())
-
-
-def too_many(function: str, signature: inspect.Signature, given: int) -> TypeError:
-    """The error for more arguments by position than there are :func:`places`, such as an axis where torch has it."""
-    by_position = list(signature.parameters)[: places(signature)]
-    advice = DIM_IS_A_KEYWORD if "dim" in signature.parameters else ""
-    return TypeError(f"{function} takes only ({', '.join(by_position)}) by position, but got {given} values{advice}")
-
-
 def check_softness(
-    name: str,
-    value: float | Tensor,
-    x: Tensor,
-    batch_shape: torch.Size,
-    *,
-    advice: str = DIM_IS_A_KEYWORD,
-    reads_layouts: bool | None = None,
+    name: str, value: float | Tensor, x: Tensor, batch_shape: torch.Size, *, advice: str = DIM_IS_A_KEYWORD
 ) -> None:
     """Checks a number against its limits, and the shape and dtype of a tensor, but not its contents.
 
     ``advice`` is appended to the error message for a number that is not positive.
     """
     if isinstance(value, Tensor):
-        check_broadcasts(name, value, x, batch_shape, reads_layouts)
+        check_broadcasts(name, value, x, batch_shape)
         return
     if not _is_number(value):
         raise TypeError(f"`{name}` must be a real number or a torch.Tensor, but got {type(value).__name__}")
     number: Any = value  # a compiler's number stays symbolic; NumPy's scalars become Python's
     number = number if isinstance(number, (torch.SymInt, torch.SymFloat)) else float(number)
-    low, high = softness_limits(x.dtype)
+    low, high = SOFTNESS_LIMITS[x.dtype]
     if not low <= number <= high:
         raise ValueError(softness_error(name, float(number), x.dtype) + (advice if number <= 0 else ""))
 
 
 def check_softness_contents(name: str, value: Tensor, dtype: torch.dtype) -> None:
     """Checks that all numbers of a tensor are within the limits for scores of this dtype."""
-    low, high = softness_limits(dtype)
+    low, high = SOFTNESS_LIMITS[dtype]
     wrong = value.detach()[~((value >= low) & (value <= high))]
     if wrong.numel():
         raise ValueError(softness_error(name, wrong[0].item(), dtype))
@@ -372,24 +352,12 @@ def check_positive_contents(name: str, value: Any) -> None:
             raise ValueError(f"`{name}` must be positive and finite, but got {wrong[0].item():g}")
 
 
-def check_fraction(name: str, value: Any) -> None:
-    """Checks for a number in [0, 1)."""
-    if not 0 <= checked_real(name, value) < 1:
-        raise ValueError(f"`{name}` must satisfy 0 <= {name} < 1, but got {value}")
-
-
-def checked_weight(name: str, value: Any) -> float:
-    """A number in (0, 1], after a check."""
+def checked_share(name: str, value: Any, *, above: str = "<=", below: str = "<=") -> float:
+    """A number in [0, 1], after a check; "<" for ``above`` or ``below`` leaves out 0 or 1."""
     number = checked_real(name, value)
-    if not 0 < number <= 1:
-        raise ValueError(f"`{name}` must satisfy 0 < {name} <= 1, but got {value}")
+    if not 0 <= number <= 1 or (above == "<" and number == 0) or (below == "<" and number == 1):
+        raise ValueError(f"`{name}` must satisfy 0 {above} {name} {below} 1, but got {value}")
     return number
-
-
-def check_share(name: str, value: Any) -> None:
-    """Checks for a number in [0, 1]."""
-    if not 0 <= checked_real(name, value) <= 1:
-        raise ValueError(f"`{name}` must satisfy 0 <= {name} <= 1, but got {value}")
 
 
 def checked_real(name: str, value: Any, what: str = "a real number") -> float:
@@ -442,9 +410,8 @@ def name_init(cls: type) -> None:
 
 def check_value(value: Any) -> None:
     """Checks for a dense tensor of real numbers, which a law can score."""
-    if not _is_dense(value):
-        _check_tensor("value", value)
-        check_strided("value", value)
+    check_strided("value", value)
+    _check_tensor("value", value)
     if value.is_complex():
         raise TypeError(f"`value` must be real, but got a tensor of dtype {value.dtype}")
 

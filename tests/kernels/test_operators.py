@@ -1,7 +1,6 @@
 """Every operator in every backend that runs here, against its reference, the definition."""
 
 import importlib
-import math
 import pkgutil
 from collections.abc import Callable
 from functools import partial

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from khot.kernels import backend, order
+from khot.kernels.call import call_of
 from tests.inputs import normal
 
 pytest.importorskip("numba", reason="numba is not installed")
@@ -22,7 +23,7 @@ def test_same_as_torch(descending, monkeypatch):
         for rows in (x.to(dtype), x.to(dtype)[:, ::2], x.to(dtype)[:, :1], x.to(dtype).view(3, 4, 300)):
             values, places = rows.sort(dim=-1, stable=True, descending=descending)
             with backend("numba"):
-                found = order.sorted_rows(rows, descending)
+                found = order.sorted_rows(call_of(), rows, descending)
             assert torch.equal(found[1], places)
             torch.testing.assert_close(found[0], values, rtol=0, atol=0, equal_nan=True)
             zero = values == 0
@@ -35,5 +36,5 @@ def test_threads_and_blocks(monkeypatch):
     x.requires_grad_()
     for threads in (1, 2):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        values, places = order.sorted_rows(x)
+        values, places = order.sorted_rows(call_of(), x)
         assert torch.equal(places, x.sort(dim=-1, stable=True).indices) and not values.requires_grad

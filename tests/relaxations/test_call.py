@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from khot import topk_mask, topk_threshold
 from khot._distributed.boundary import of_rows
-from khot.kernels.call import call_of, is_first_derivative, is_plain
+from khot.kernels.call import call_of, is_first_derivative
 from khot.kernels.registry import Operation
 from tests.inputs import normal
 from tests.loops import for_each
@@ -107,15 +107,16 @@ def test_plain_arguments():
     assert negative.is_neg()
     ragged = torch.nested.nested_tensor([X], layout=torch.strided)
     for odd in (negative, torch.zeros(2, device="meta"), torch.zeros(2).to_sparse(), ragged):
-        assert not is_plain(odd)
-    assert is_plain(X, torch.nn.Parameter(X), 2, "a", None) and call_of(X) is call_of(X, 1)
+        assert not call_of(odd).is_plain
+    call = call_of(X, torch.nn.Parameter(X), 2, "a", None)
+    assert call.is_plain and call is call_of(X)
 
 
 def test_plain_surroundings():
     seen = []
 
     def look(x):
-        seen.append((is_plain(), is_plain(x), call_of(x).is_plain, is_first_derivative(x)))
+        seen.append((call_of().is_plain, call_of(x).is_plain, is_first_derivative(x)))
         return x
 
     torch.vmap(look)(X)
@@ -124,11 +125,11 @@ def test_plain_surroundings():
         look(X)
     with FlopCounterMode(display=False):
         look(X)
-    assert set(seen) == {(False, False, False, False)}
+    assert set(seen) == {(False, False, False)}
     look(X)
     with torch.no_grad():
         look(X)
-    assert seen[-2:] == [(True, True, True, False), (True, True, True, True)]
+    assert seen[-2:] == [(True, True, False), (True, True, True)]
 
 
 @for_each("name", ["sigmoid_topk", "sparse_topk_signed_two"])

@@ -12,12 +12,11 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import handle_torch_function
 
 from khot._host import is_moved_to_host, on_host
 from khot._refusals import refuse_subclass, refuse_trace, tracks_dependencies
-from khot._torch_internals import is_tracing
-from khot._validation import places, too_many
+from khot._validation import DIM_IS_A_KEYWORD, refuse_layout
 from khot.kernels.call import Call, call_of
 from khot.kernels.exact.reductions import Whole
 
@@ -69,8 +68,8 @@ def of_rows(
         parameters = signature.parameters
         takes_call = HIDDEN in parameters
         shown = signature.replace(parameters=[p for name, p in parameters.items() if name != HIDDEN])
-        known, most = tuple(name for name in (*NUMBERS, *numbers) if name in parameters), places(shown)
-        names = tuple(shown.parameters)
+        known, names = tuple(name for name in (*NUMBERS, *numbers) if name in parameters), tuple(shown.parameters)
+        most = sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in shown.parameters.values())
         defaults = {"dim": -1} | {name: p.default for name, p in parameters.items() if p.default is not p.empty}
 
         def for_shards(over: Whole, *args: Any, **kwargs: Any) -> Any:
@@ -92,21 +91,25 @@ def of_rows(
                 return ShardedCall(local, layout, shown.bind(*args, **kwargs)).run()
             if tracked := [value for value in values if tracks_dependencies(value)]:
                 return handle_torch_function(elsewhere, tracked, *args, **kwargs)
+            for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+                if isinstance(value, Tensor):
+                    refuse_subclass(name, value)
+                    refuse_layout(name, value, are_scores=name == "x")
             if needs_float64 and is_moved_to_host(args, kwargs):
                 return on_host(local, args, kwargs)
-            for name, value in shown.bind(*args, **kwargs).arguments.items():
-                refuse_subclass(name, value)
             return local(*args, **kwargs)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if len(args) > most:
-                raise too_many(function.__name__, shown, len(args))
+                advice = DIM_IS_A_KEYWORD if "dim" in names else ""
+                taken = f"{function.__name__} takes only ({', '.join(names[:most])}) by position"
+                raise TypeError(f"{taken}, but got {len(args)} values{advice}")
             kind = call_of(*args, *kwargs.values())
             if kind.is_compiling:
                 if has_dtensor((*args, *kwargs.values())):
                     return in_graph(local, names, defaults, rows, known, batch_first, args, kwargs)
-            elif not kind.is_plain and _is_handed_over(args, kwargs, needs_float64):
+            elif not kind.is_plain:
                 return elsewhere(*args, **kwargs)
             return function(kind, *args, **kwargs) if takes_call else function(*args, **kwargs)
 
@@ -127,14 +130,6 @@ def _with_own_code(call: Callable[P, R], name: str) -> Callable[P, R]:
     """
     call.__code__ = call.__code__.replace(co_name=name)
     return call
-
-
-def _is_handed_over(args: tuple[Any, ...], kwargs: dict[str, Any], needs_float64: bool) -> bool:
-    """Whether a call that is not plain needs more than to be run; must not be called under Dynamo."""
-    values = (*args, *kwargs.values())
-    if is_tracing() or has_torch_function(values) or has_dtensor(values):
-        return True
-    return needs_float64 and is_moved_to_host(args, kwargs)
 
 
 def has_sharded_form(function: Callable[..., Any]) -> bool:

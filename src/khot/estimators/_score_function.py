@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from khot._torch_internals import is_recomputed
-from khot._validation import check_fraction, check_strided
+from khot._validation import check_strided, checked_share
 from khot.distributions.base import draw
 
 from ._convention import Loss, check_design, checked_call, declares, evaluate
@@ -41,7 +41,7 @@ class MovingAverage:
     """
 
     def __init__(self, decay: float = 0.99) -> None:
-        check_fraction("decay", decay)
+        checked_share("decay", decay, below="<")
         self.decay = decay
         self.mean: float | Tensor = 0.0
         self._weight = 0.0  # total weight of all losses so far; the rest belongs to the initial 0, which `mean` ignores

@@ -9,7 +9,7 @@ from torch import Tensor
 from khot._contents import is_dry_run
 from khot._notes import feels_between_vertices
 from khot._torch_internals import is_mapped
-from khot._validation import check_choice, check_draw, check_fraction, check_positive_contents, checked_positive
+from khot._validation import check_choice, check_draw, check_positive_contents, checked_positive, checked_share
 from khot.distributions.base import column, unrounded
 from khot.distributions.entry import entry
 
@@ -56,7 +56,7 @@ class AdaptiveStep:
         for name, value in (("initial", initial), ("increment", increment), ("target", target)):
             checked_positive(name, value, torch.Size())
             check_positive_contents(name, value)
-        check_fraction("decay", decay)
+        checked_share("decay", decay, below="<")
         self.alpha, self.increment, self.target, self.decay = float(initial), increment, target, decay
         self.entries = float(target)  # running mean
 

@@ -13,7 +13,7 @@ from pyro.infer.mcmc import HMC
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
-from khot._validation import check_function, check_share, checked_count
+from khot._validation import check_function, checked_count, checked_share
 
 from .chains import ADVICE, PLATE, Acceptance, InChains, values_of_chain
 from .log_joint import LogJoint
@@ -125,7 +125,7 @@ class KHotSwap(MCMCKernel):
                     f"`continuous` must be a kernel class or a function of the model, but got a kernel, {continuous!r}"
                 )
             check_function("continuous", continuous, "the model with its k-hot sites given, such as NUTS")
-        check_share("uniform_share", uniform_share)
+        checked_share("uniform_share", uniform_share)
         self.model, self.continuous = model, continuous
         self.uniform_share = float(uniform_share)
         self.swaps_per_step = checked_count("swaps_per_step", swaps_per_step)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from khot._torch_internals import has_memory, in_forward_mode, is_transformed, runs_unwatched, writes_onnx
+from khot._torch_internals import has_memory, in_forward_mode, is_exporting, is_transformed, runs_unwatched, writes_onnx
 
 from .exact.reductions import WHOLE, Whole
 
@@ -19,37 +19,32 @@ class Call(NamedTuple):
 
     Attributes:
         is_compiling: Whether Dynamo or ``torch.export`` traces it.
-        writes_onnx: Whether it becomes part of a program for ONNX.
-        is_plain: See :func:`is_plain`.
-        reads_layouts: Whether checks read the layouts of tensors: in plain calls all are dense, and Dynamo cannot read
-            them.
+        is_exporting: Whether it becomes part of a program that runs without this library, for ONNX or otherwise.
+        writes_onnx: Whether that is for ONNX.
+        is_plain: Whether it runs eagerly, on data, and no transform, tracer, dispatch mode or forward mode is active.
         over: Sums over the items of its rows, including those that other processes hold.
     """
 
     is_compiling: bool
+    is_exporting: bool
     writes_onnx: bool
     is_plain: bool
-    reads_layouts: bool
     over: Whole
 
 
-PLAIN, WATCHED = Call(False, False, True, False, WHOLE), Call(False, False, False, True, WHOLE)  # shared by all calls
+PLAIN, WATCHED = (Call(False, False, False, is_plain, WHOLE) for is_plain in (True, False))  # shared by all calls
 
 
 def call_of(*arguments: Any) -> Call:
     """The kind of a call with these arguments."""
     if torch.compiler.is_compiling():
-        return Call(True, writes_onnx(), False, False, WHOLE)
+        onnx = writes_onnx()
+        return Call(True, onnx or is_exporting(), onnx, False, WHOLE)
     call = PLAIN if runs_unwatched() else WATCHED
     for x in arguments:
         if isinstance(x, Tensor) and not has_memory(x):
             return WATCHED
     return call
-
-
-def is_plain(*arguments: Any) -> bool:
-    """Whether a call runs eagerly, on data, and no transform, tracer, dispatch mode or forward mode is active."""
-    return call_of(*arguments).is_plain
 
 
 def is_direct(*tensors: Tensor) -> bool:
@@ -68,7 +63,7 @@ def runs_on_cpu(*tensors: Tensor) -> bool:
 
 def is_first_derivative(*tensors: Tensor) -> bool:
     """Whether a derivative of these is plain, and will not be differentiated again."""
-    return not torch.is_grad_enabled() and is_plain(*tensors)
+    return not torch.is_grad_enabled() and call_of(*tensors).is_plain
 
 
 def is_differentiated_again(call: Call) -> bool:

@@ -148,8 +148,7 @@ class Operation:
         Raises:
             RuntimeError: If the requested backend takes the call but cannot run here.
         """
-        fits = x.numel() > 0 and x.shape[-1] <= MAX_N
-        key = x.device, x.dtype, bool(fits), *facts  # a bool even if shapes are symbols
+        key = x.device, x.dtype, bool(x.numel() > 0 and x.shape[-1] <= MAX_N), *facts  # a bool if shapes are symbols
         found = self.known.get(key)
         if found is None:
             if len(self.known) >= MOST_CHOICES:
@@ -238,10 +237,7 @@ class Operator(Operation):
             return self._definition(*args)
         with torch.no_grad():
             results = self.implementation(*args)(*args)
-            if isinstance(results, Tensor):
-                return no_view(results)
-            first = no_view(results[0])
-            return results if first is results[0] else (first, *results[1:])
+            return no_view(results) if isinstance(results, Tensor) else tuple(map(no_view, results))
 
     def implementation(self, *args: Any) -> Callable[..., Any]:
         """The function that computes this call."""

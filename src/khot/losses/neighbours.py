@@ -64,6 +64,7 @@ def knn_loss(
     _check_labels("key_labels", key_labels, keys)
     dtype = torch.promote_types(compute_dtype(query), compute_dtype(keys))
     scores = -_squared_distances(query.to(dtype), keys.to(dtype))
+    check_strided("softness", softness)
     check_softness("softness", softness, scores, scores.shape[:-1], advice="")
     check_positive_contents("softness", softness)
     same = query_labels.unsqueeze(-1) == key_labels.unsqueeze(-2)  # (..., queries, keys)

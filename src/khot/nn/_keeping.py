@@ -65,7 +65,7 @@ def keep_largest(x: Tensor, k: Any, dim: int | tuple[int, ...], by: str, for_sof
     if is_tensor:
         is_whole, call = not (k.is_floating_point() or k.dtype == torch.bool), call_of(x, k)
     else:
-        is_whole, call = is_int(k), call_of(x)
+        is_whole, call = type(k) is int or is_int(k), call_of(x)
     if not (call.is_plain and is_whole and x.numel() > 0):
         return None
     rows = x.detach() if dim == -1 else as_rows(x.detach(), dim)

@@ -18,12 +18,12 @@ from khot._contents import looks_at_contents
 from khot._validation import (
     check_flag,
     check_function,
-    check_share,
     check_softness,
     check_strided,
     checked_int,
     checked_positive,
     checked_real,
+    checked_share,
     in_wide_dtype,
 )
 from khot.kernels.exact.rows import compute_dtype
@@ -157,7 +157,7 @@ def _sizes(k: Any, scores: Tensor, is_causal: bool, has_mask: bool, is_hard: boo
 def _check_options(relaxation: Any, is_causal: Any, dropout_p: Any) -> None:
     check_function("relaxation", relaxation, "(x, k, softness)")
     check_flag("is_causal", is_causal)
-    check_share("dropout_p", dropout_p)
+    checked_share("dropout_p", dropout_p)
 
 
 def _check_tensors(query: Any, key: Any, value: Any, attn_mask: Any) -> None:

@@ -20,7 +20,7 @@ from khot._validation import (
     check_scores,
     checked_count,
     checked_real,
-    checked_weight,
+    checked_share,
     expanded,
     in_wide_dtype,
 )
@@ -138,7 +138,7 @@ class BatchTopK(CountsIdleUnits):
         check_flag("track_running_stats", track_running_stats)
         if n is not None and not track_running_stats:
             raise ValueError(f"`n` counts dead units, which needs track_running_stats=True, but got n={n}")
-        self.k, self.momentum = k, None if momentum is None else checked_weight("momentum", momentum)
+        self.k, self.momentum = k, None if momentum is None else checked_share("momentum", momentum, above="<")
         self.cap = None if cap is None else checked_count("cap", cap)
         self.k = self.k  # checks it against the cap
         self._set_up_counts(n, dead_after, group)

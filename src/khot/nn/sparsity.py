@@ -14,11 +14,11 @@ from khot._module import Module
 from khot._validation import (
     check_flag,
     check_scores,
-    check_share,
     check_strided,
     checked_count,
     checked_int,
     checked_positive,
+    checked_share,
 )
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk, sparse_topk_magnitude, topk_mask
@@ -322,7 +322,7 @@ class MagnitudeSparsity(Pattern):
     def _checked(self, name: str, value: Any) -> Any:
         """The checked density or strength."""
         if name == "density":
-            check_share("density", value)
+            checked_share("density", value)
             return float(value)
         return None if value is None else checked_positive("strength", value, torch.Size())
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from khot._distributed.boundary import has_sharded_form, of_rows, sharded_form
 from khot._refusals import refuse_trace
 from khot._torch_internals import leave_graph_if_differentiated
-from khot._validation import check_floating, check_function, check_positive_contents, check_scores, check_softness
+from khot._validation import check_floating, check_function, check_positive_contents, check_rows, check_softness
 from khot.kernels.call import Call
 from khot.kernels.operators.autograd import with_derivatives_of
 
@@ -60,7 +60,7 @@ def straight_through_topk(
         >>> y.tolist(), torch.autograd.grad(y[0], x)[0]
         ([0.0, 1.0, 0.0, 1.0], tensor([ 0.1690, -0.0484, -0.0447, -0.0759]))
     """
-    check_scores(x, dim, joint=True)
+    check_rows(x, dim, joint=True)
     check_function("relaxation", relaxation, "(x, k, softness)")
     rows = as_rows(x, dim)
     check_softness("softness", softness, x, rows.shape[:-1])  # here, for an error with this name

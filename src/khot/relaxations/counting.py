@@ -18,7 +18,8 @@ from torch.nn.functional import pad
 
 from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import check_floating, check_scores, check_softness, check_softness_contents, checked_real
+from khot._validation import check_floating, check_rows, check_softness, check_softness_contents, checked_real
+from khot.kernels.call import Call
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.operators.autograd import with_derivatives_of
 from khot.kernels.order import sorted_rows
@@ -87,10 +88,10 @@ def soft_count(x: Tensor, points: float | Tensor, scale: float | Tensor = 1.0, *
     return counts(x, points, scale, dim=dim)
 
 
-def _count_below(x: Tensor, points: float | Tensor, scale: float | Tensor, dim: int) -> Tensor:
+def _count_below(call: Call, x: Tensor, points: float | Tensor, scale: float | Tensor, dim: int) -> Tensor:
     rows, points = _checked(x, scale, "points", points, dim)
     is_excluded = rows == -torch.inf
-    row = _sorted(rows, scale, is_excluded)
+    row = _sorted(call, rows, scale, is_excluded)
     half = points.double() * 0.5 + torch.zeros_like(row.scale)  # under a vmap over the rows: a row of points for each
     place = _places(row.half.detach(), half.detach())
     sides = _sides(row, place)
@@ -141,11 +142,13 @@ def soft_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor = 1.0, *, 
     return quantiles(x, q, scale, dim=dim)
 
 
-def _quantiles(x: Tensor, q: float | Tensor, scale: float | Tensor, dim: int) -> Tensor:
+def _quantiles(call: Call, x: Tensor, q: float | Tensor, scale: float | Tensor, dim: int) -> Tensor:
     rows, q = _checked(x, scale, "q", q, dim)
     is_excluded = rows == -torch.inf
     number = is_excluded.sum(-1, keepdim=True)
-    row = _sorted(rows, scale, is_excluded & (number < rows.shape[-1]))  # if all are excluded, treat none as excluded
+    row = _sorted(
+        call, rows, scale, is_excluded & (number < rows.shape[-1])
+    )  # if all are excluded, treat none as excluded
     target = q.double() * rows.shape[-1] - number
     is_lowest = target <= 0
     target = torch.where(is_lowest, 0.5 * row.below[..., -1:], target)
@@ -159,28 +162,28 @@ def _has_axis(value: float | Tensor) -> bool:
 
 
 @of_rows(rows=("x", "points"))
-def _count_below_each(x: Tensor, points: Tensor, scale: float | Tensor, *, dim: int) -> Tensor:
-    return _count_below(x, points, scale, dim)
+def _count_below_each(_call: Call, x: Tensor, points: Tensor, scale: float | Tensor, *, dim: int) -> Tensor:
+    return _count_below(_call, x, points, scale, dim)
 
 
 @of_rows(numbers=("points",), batch_first=True)
-def _count_below_one(x: Tensor, points: float | Tensor, scale: float | Tensor, *, dim: int) -> Tensor:
-    return _count_below(x, points, scale, dim).squeeze(dim)
+def _count_below_one(_call: Call, x: Tensor, points: float | Tensor, scale: float | Tensor, *, dim: int) -> Tensor:
+    return _count_below(_call, x, points, scale, dim).squeeze(dim)
 
 
 @of_rows(rows=("x", "q"))
-def _each_quantile(x: Tensor, q: Tensor, scale: float | Tensor, *, dim: int) -> Tensor:
-    return _quantiles(x, q, scale, dim)
+def _each_quantile(_call: Call, x: Tensor, q: Tensor, scale: float | Tensor, *, dim: int) -> Tensor:
+    return _quantiles(_call, x, q, scale, dim)
 
 
 @of_rows(numbers=("q",), batch_first=True)
-def _one_quantile(x: Tensor, q: float | Tensor, scale: float | Tensor, *, dim: int) -> Tensor:
-    return _quantiles(x, q, scale, dim).squeeze(dim)
+def _one_quantile(_call: Call, x: Tensor, q: float | Tensor, scale: float | Tensor, *, dim: int) -> Tensor:
+    return _quantiles(_call, x, q, scale, dim).squeeze(dim)
 
 
 def _checked(x: Tensor, scale: float | Tensor, name: str, value: float | Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The rows, and the points or levels (..., m) that belong to them."""
-    check_scores(x, dim)
+    check_rows(x, dim)
     rows = x.movedim(dim, -1)
     check_softness("scale", scale, x, rows.shape[:-1])
     if rows.shape[-1] == 0:
@@ -214,11 +217,11 @@ def _check_contents(x: Tensor, scale: float | Tensor, name: str, value: Tensor) 
         raise ValueError(f"`{name}` must be {range_}, but contains {value[~right][0].item()}")
 
 
-def _sorted(x: Tensor, scale: float | Tensor, is_excluded: Tensor) -> _Row:
+def _sorted(call: Call, x: Tensor, scale: float | Tensor, is_excluded: Tensor) -> _Row:
     lowest = x.detach().masked_fill(is_excluded, torch.inf).amin(-1, keepdim=True)
     lowest = lowest.masked_fill(lowest.isinf(), 0.0)
     x = torch.where(is_excluded | (x == -torch.inf), lowest, x)
-    order = sorted_rows(x)[1]
+    order = sorted_rows(call, x)[1]
     half, column = x.gather(-1, order).double() * 0.5, in_rows_of(x, scale).unsqueeze(-1) * 0.5
     z, gap = positions(half, column)
     weight = (~is_excluded).to(z.dtype).gather(-1, order)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from khot._contents import checks_contents
-from khot._torch_internals import apply_untransformed, is_exporting, mark_as_outside_graphs, outside_graphs
-from khot._validation import SOFTNESS_LIMITS, check_k, check_scores, check_softness
+from khot._torch_internals import apply_untransformed, mark_as_outside_graphs, outside_graphs
+from khot._validation import SOFTNESS_LIMITS, check_k, check_rows, check_softness
 from khot.kernels import threshold
 from khot.kernels.call import Call, call_of, is_differentiated_again
 from khot.kernels.exact.reductions import WHOLE, Whole
@@ -89,7 +89,7 @@ class ThresholdMap(NamedTuple):
                     return y
                 result: Tensor = apply_untransformed(_OfScores, x, [y], (at, recipe, k, softness, self))
                 return result
-        check_scores(x, dim, joint=True, reads_layouts=call.reads_layouts)
+        check_rows(x, dim, joint=True)
         if dim in (-1, x.dim() - 1):
             return self._values(call, x, k, softness)
         return as_axes(self._values(call, as_rows(x, dim), k, softness), x, dim)
@@ -99,7 +99,7 @@ class ThresholdMap(NamedTuple):
         if call.writes_onnx:
             return portable_mask(x, k, softness, self.link, self.kind)
         if call.is_compiling and self.link.link_id is None:
-            found: Tensor = _outside_graphs(self._values, x, k, softness)
+            found: Tensor = _outside_graphs(call, self._values, x, k, softness)
             return found
         y = self._solved(call, x, k, softness, True)[0]
         return y if y.shape[-1] == x.shape[-1] else y[..., : x.shape[-1]]
@@ -119,7 +119,7 @@ class ThresholdMap(NamedTuple):
     def _threshold(self, call: Call, x: Tensor, k: Number, softness: Number) -> tuple[Threshold, Tensor, Tensor]:
         self._check(call, x, k, softness)
         if call.is_compiling and self.link.link_id is None:
-            result: tuple[Threshold, Tensor, Tensor] = _outside_graphs(self._threshold, x, k, softness)
+            result: tuple[Threshold, Tensor, Tensor] = _outside_graphs(call, self._threshold, x, k, softness)
             return result
         _, at, s, items = self._solved(call, x, k, softness, False)
         s = numbers_of_rows(x, s)  # operators take a number from the host, but the formulas of callers do not
@@ -142,9 +142,8 @@ class ThresholdMap(NamedTuple):
     def _check(self, call: Call, x: Tensor, k: Number, softness: Number) -> None:
         """Checks whole rows. Sharded rows are checked elsewhere, where all processes see the result."""
         if call.over.is_whole:
-            batch, layouts = x.shape[:-1], call.reads_layouts
-            check_k(k, x, batch, x.shape[-1], reads_layouts=layouts)
-            check_softness(self.softness, softness, x, batch, reads_layouts=layouts)
+            check_k(k, x, x.shape[:-1], x.shape[-1])
+            check_softness(self.softness, softness, x, x.shape[:-1])
 
 
 def _is_usual(x: Any, k: Any, softness: Any) -> bool:
@@ -164,9 +163,11 @@ _END_OF_GRAPH = mark_as_outside_graphs(
 )
 
 
-def _outside_graphs(method: Callable[..., Any], x: Tensor, k: float | Tensor, softness: float | Tensor) -> Any:
+def _outside_graphs(
+    call: Call, method: Callable[..., Any], x: Tensor, k: float | Tensor, softness: float | Tensor
+) -> Any:
     """The result of a method of a map for a link that graphs cannot contain."""
-    if is_exporting():
+    if call.is_exporting:
         raise ValueError(
             "an exported program contains links of khot only, but the link of this mask is another one: export a mask "
             "of khot, or a program for ONNX"

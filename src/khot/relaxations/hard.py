@@ -9,8 +9,7 @@ from torch.nn.functional import pad
 from khot._contents import checks_contents
 from khot._distributed.boundary import of_rows
 from khot._distributed.shards import Shards
-from khot._torch_internals import is_exporting
-from khot._validation import check_broadcasts, check_k, check_scores, checked_int, in_wide_dtype
+from khot._validation import check_broadcasts, check_k, check_rows, checked_int, in_wide_dtype
 from khot.kernels import selection
 from khot.kernels.call import Call
 from khot.kernels.exact.rows import compute_dtype, in_rows_of, with_an_item
@@ -44,20 +43,20 @@ def topk_mask(_call: Call, x: Tensor, k: int | Tensor, *, dim: int | tuple[int, 
         >>> topk_mask(torch.tensor([0.3, 2.0, -1.0, 0.9]), 2)
         tensor([0., 1., 0., 1.])
     """
-    check_scores(x, dim, joint=True, reads_layouts=_call.reads_layouts)
+    check_rows(x, dim, joint=True)
     k = checked_whole(k)
     rows = as_rows(x.detach(), dim)
     if isinstance(_call.over, Shards):
         return as_axes(_mask_of_parts(rows, k, _call.over), x, dim)
     batch, n = rows.shape[:-1], rows.shape[-1]
-    check_k(k, x, batch, n, reads_layouts=_call.reads_layouts)
+    check_k(k, x, batch, n)
     if isinstance(k, Tensor):
         sizes = k.detach().to(x.device, torch.int64).expand(batch)
     elif _call.is_compiling:
         sizes = rows.new_full(batch, k, dtype=torch.int64)  # a DTensor if the rows are
     else:
         sizes = torch.full((), k, dtype=torch.int64, device=x.device).expand(batch)
-    if _call.writes_onnx or (_call.is_compiling and is_exporting()):  # a program that runs without this library
+    if _call.is_exporting:
         return as_axes(exact.mask_of_largest(rows, sizes, n if isinstance(k, Tensor) else k), x, dim)
     return as_axes(selection.topk_mask.within(_call, rows, sizes, checks_contents(x)), x, dim)
 
@@ -107,7 +106,7 @@ def topk_indices(
                 [ 0,  1],
                 [ 0,  1]])
     """
-    check_scores(x, -1, reads_layouts=_call.reads_layouts)
+    check_rows(x, -1)
     if checked_int("k", k) < 0:
         raise ValueError(f"`k` must be at least 0, but got {k}")
     if dtype not in (torch.int64, torch.int32):
@@ -132,7 +131,7 @@ _FAR = 2**62  # sums of two of these do not overflow
 def _checked_bounds(name: str, value: Any, x: Tensor, call: Call) -> Tensor:
     if not isinstance(value, Tensor) or value.is_floating_point():
         raise TypeError(f"`{name}` must be an integer tensor or None, but got {value!r}")
-    check_broadcasts(name, value, x, x.shape[:-1], call.reads_layouts)
+    check_broadcasts(name, value, x, x.shape[:-1])
     return in_wide_dtype(value.detach()).to(x.device).expand(x.shape[:-1])
 
 
@@ -141,7 +140,7 @@ def _positions(
 ) -> Tensor:
     first, end = selection.bounds_of(x)
     bounds = first if begins is None else begins, end if ends is None else ends
-    if call.writes_onnx or (call.is_compiling and is_exporting()):
+    if call.is_exporting:
         return exact.topk_indices(x, k, *bounds, skips, fill, False)
     return selection.topk_indices.within(call, x, k, *bounds, skips, fill, checks_contents(x))
 

@@ -13,13 +13,10 @@ from torch.nn.functional import logsigmoid
 
 from khot._host import on_host_without_float64
 from khot.kernels.call import call_of
-from khot.kernels.links.logistic import LOGISTIC
-from khot.kernels.threshold.kinds import MASK
 
-from .engine import ThresholdMap
 from .remembered import Sources
+from .sigmoid import MAP
 
-MAP = ThresholdMap(LOGISTIC, "temperature", MASK)
 ROUNDING = 4  # units in the last place; 1.2 was the largest error seen in float32 masks
 
 

@@ -89,7 +89,7 @@ def soft_rank(
         >>> soft_rank(torch.tensor([0.0, 3.0, 1.0]), scale=0.1)
         tensor([1.0000, 3.0000, 2.0000])
     """
-    rows, _ = sorted_scores(x, scale, descending, dim)
+    rows, _ = sorted_scores(_call, x, scale, descending, dim)
     y = _RANK(_call, *rows).to(x.dtype)
     return y if dim == -1 else y.movedim(-1, dim)
 
@@ -127,7 +127,7 @@ def soft_sort(
         >>> soft_sort(torch.tensor([0.0, 3.0, 1.0]), scale=0.5)
         tensor([-0.0646,  1.0534,  3.0103])
     """
-    rows, filled = sorted_scores(x, scale, descending, dim)
+    rows, filled = sorted_scores(_call, x, scale, descending, dim)
     y = _SORT(_call, *rows).to(x.dtype)
     if filled is not None:
         y = with_lowest_first(y, filled.number, descending)
@@ -173,5 +173,5 @@ def soft_permutation(
                 [0., 0., 1.],
                 [0., 1., 0.]])
     """
-    rows, _ = sorted_scores(x, scale, descending, dim)
+    rows, _ = sorted_scores(_call, x, scale, descending, dim)
     return _PERMUTATION(_call, *rows).to(x.dtype)

@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from khot._contents import looks_at_contents
 from khot._torch_internals import no_view
-from khot._validation import check_flag, check_scores, check_softness, check_softness_contents
+from khot._validation import check_flag, check_rows, check_softness, check_softness_contents
 from khot.kernels.call import Call, is_first_derivative
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.operators.autograd import wants_gradient
@@ -37,22 +37,22 @@ class _Sorted(NamedTuple):
 
 
 def sorted_scores(
-    x: Tensor, scale: float | Tensor, descending: bool, dim: int, name: str = "scale"
+    call: Call, x: Tensor, scale: float | Tensor, descending: bool, dim: int, name: str = "scale"
 ) -> tuple[_Sorted, Filled | None]:
     """Checked and sorted scores, filled if some may have been -inf; the softness has this ``name``."""
-    check_scores(x, dim)
+    check_rows(x, dim)
     if dim != -1:
         x = x.movedim(dim, -1)
     check_softness(name, scale, x, x.shape[:-1])
     check_flag("descending", descending)
     filled, looks = None, looks_at_contents(x) or x.numel() == 0
     if looks:
-        values, order = sorted_rows(x, descending)
+        values, order = sorted_rows(call, x, descending)
     if not looks or has_excluded(values, scale, name):
         # Neither densities nor blocks of ranks reach so far. A tensor, as exported programs multiply no number by n.
         filled = filled_below(x, 4 * (FAR + x.shape[-1]) * in_rows_of(x, scale).unsqueeze(-1))
         x = filled.x
-        values, order = sorted_rows(x, descending)
+        values, order = sorted_rows(call, x, descending)
     if descending:
         scale = -scale.double() if isinstance(scale, Tensor) else -scale
     return _Sorted(x, values, order, scale), filled

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import check_scores, check_softness, check_strided
+from khot._validation import check_rows, check_softness, check_strided
 from khot.kernels import order as kernel
 from khot.kernels.call import Call
 from khot.kernels.isotonic.exact import block_sums
@@ -19,7 +19,7 @@ from .sparse import check_exponent
 
 @of_rows(rows=("x", "w"))
 def permutahedron_projection(
-    x: Tensor, w: Tensor, strength: float | Tensor = 1.0, *, dim: int = -1, p: float = 2.0
+    _call: Call, x: Tensor, w: Tensor, strength: float | Tensor = 1.0, *, dim: int = -1, p: float = 2.0
 ) -> Tensor:
     r"""Projects ``x / strength`` onto the permutahedron of w (third argument: ``strength``; ``dim`` by keyword).
 
@@ -60,7 +60,7 @@ def permutahedron_projection(
         >>> permutahedron_projection(torch.tensor([0.2, 1.0, 0.5]), torch.tensor([1.0, 1.0, 0.0]), 0.5)
         tensor([0.2000, 1.0000, 0.8000])
     """
-    check_scores(x, dim)
+    check_rows(x, dim)
     _check_weights(w, x, dim)
     check_exponent(p)
     dtype, x = x.dtype, x.movedim(dim, -1)
@@ -69,7 +69,7 @@ def permutahedron_projection(
     strengths = column(strength, x)
     if may_have_excluded(x):  # entries that are farther apart than their weights do not pool
         x = filled_below(x.double(), 4 * strengths * (_root(w, p)[..., :1] - _root(w, p)[..., -1:] + 1)).x
-    return _project(x.double(), w, strengths, "x,w", float(p)).to(dtype).movedim(-1, dim)
+    return _project(_call, x.double(), w, strengths, "x,w", float(p)).to(dtype).movedim(-1, dim)
 
 
 def _root(w: Tensor, p: float) -> Tensor:
@@ -77,9 +77,9 @@ def _root(w: Tensor, p: float) -> Tensor:
     return w.detach().abs().pow(p - 1).copysign(w)
 
 
-def _project(x: Tensor, w: Tensor, strength: Tensor, names: str, p: float = 2.0) -> Tensor:
+def _project(call: Call, x: Tensor, w: Tensor, strength: Tensor, names: str, p: float = 2.0) -> Tensor:
     """The projection for w in descending order."""
-    order = sorted_rows(x, descending=True)[1]
+    order = sorted_rows(call, x, descending=True)[1]
     y = _project_sorted(x.gather(-1, order).double(), w, strength, names, p)
     return torch.zeros_like(y).scatter(-1, order, y)
 
@@ -161,7 +161,7 @@ def permutahedron_rank(_call: Call, x: Tensor, strength: float | Tensor = 1.0, *
         >>> permutahedron_rank(torch.tensor([0.0, 3.0, 1.0]))
         tensor([1., 3., 2.])
     """
-    rows, _ = sorted_scores(x, strength, False, dim, "strength")
+    rows, _ = sorted_scores(_call, x, strength, False, dim, "strength")
     return _RANK(_call, *rows).to(x.dtype).movedim(-1, dim)
 
 
@@ -195,10 +195,10 @@ def permutahedron_sort(_call: Call, x: Tensor, strength: float | Tensor = 1.0, *
         >>> permutahedron_sort(torch.tensor([0.0, 3.0, 1.0]), 0.5)
         tensor([0., 1., 3.])
     """
-    check_scores(x, dim)
+    check_rows(x, dim)
     items, count = x.movedim(dim, -1), None
     check_softness("strength", strength, items, items.shape[:-1])
-    values, order = sorted_rows(items)
+    values, order = sorted_rows(_call, items)
     if not looks_at_contents(items) or has_excluded(values, strength, "strength"):
         count = (values == -torch.inf).sum(-1, keepdim=True)
         # They then pool neither with each other nor with the other entries.

@@ -15,7 +15,7 @@ from torch.autograd import Function
 
 from khot._contents import checks_contents, looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import check_enough, check_k, check_scores, check_softness, checked_count, checked_int
+from khot._validation import check_enough, check_k, check_rows, check_softness, checked_count, checked_int
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
 from khot.kernels.transport import sorted_transport, sorted_transport_derivative
@@ -146,7 +146,7 @@ def sorted_transport_topk(
                 [0.2332, 0.5336],
                 [0.7530, 0.2332]])
     """
-    check_scores(x, dim)
+    check_rows(x, dim)
     k = checked_int("k", k, "an int, the number of columns of the result")
     max_iter = checked_count("max_iter", max_iter)
     tol = _checked_tol(tol, x.dtype)

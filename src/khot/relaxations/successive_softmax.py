@@ -5,7 +5,7 @@ from torch import Tensor
 
 from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import check_k, check_maskable, check_scores, check_softness, tensors_among
+from khot._validation import check_k, check_maskable, check_rows, check_softness, tensors_among
 from khot.kernels.exact.rows import compute_dtype
 
 from .axes import as_axes, as_rows
@@ -92,7 +92,7 @@ def successive_softmax_topk(
         >>> successive_softmax_topk(torch.tensor([0.0, 1.0, 2.0]), 2)
         tensor([0.2574, 0.6224, 1.1202])
     """
-    check_scores(x, dim, joint=True)
+    check_rows(x, dim, joint=True)
     k = checked_whole(k, "a number of softmaxes")
     rows = as_rows(x, dim)
     batch, n = rows.shape[:-1], rows.shape[-1]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
-from khot._validation import check_function, check_scores, check_softness
+from khot._validation import check_function, check_rows, check_softness
 from khot.kernels.call import Call
 from khot.kernels.threshold.kinds import MASK
 
@@ -63,7 +63,7 @@ def topk_threshold(
         >>> topk_threshold(torch.tensor([0.0, 1.0, 3.0]), 1, relaxation=topk_mask)
         tensor(2., dtype=torch.float64)
     """
-    check_scores(x, dim, joint=True, reads_layouts=_call.reads_layouts)
+    check_rows(x, dim, joint=True)
     check_function("relaxation", relaxation, "(x, k, softness)")
     rows = as_rows(x, dim)
     if relaxation is topk_mask:
@@ -75,7 +75,7 @@ def topk_threshold(
             "`relaxation` must be topk_mask, or a mask F((x - t) / softness) with one threshold t and the link F as "
             f"its attribute `link`, but got {relaxation!r}"
         )
-    check_softness("softness", softness, x, rows.shape[:-1], reads_layouts=_call.reads_layouts)
+    check_softness("softness", softness, x, rows.shape[:-1])
     return ThresholdMap(link, "softness", MASK).threshold(_call, rows, k, scale_of(relaxation, softness))
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from khot._contents import can_look, checks_contents
 from khot._distributed.boundary import of_rows
 from khot._torch_internals import is_recorded
-from khot._validation import check_scores, check_softness, check_softness_contents
+from khot._validation import check_rows, check_softness, check_softness_contents
 from khot.kernels.call import Call
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.threshold.kinds import MASK
@@ -58,8 +58,8 @@ def transport_topk(
         >>> transport_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5, 2.0)
         tensor([0.2689, 0.5000, 0.7311])
     """
-    check_scores(x, dim, joint=True, reads_layouts=_call.reads_layouts)
-    check_softness("epsilon", epsilon, x, as_rows(x, dim).shape[:-1], reads_layouts=_call.reads_layouts)
+    check_rows(x, dim, joint=True)
+    check_softness("epsilon", epsilon, x, as_rows(x, dim).shape[:-1])
     if isinstance(epsilon, Tensor):
         if checks_contents(epsilon) and (not is_recorded(epsilon) if _call.is_plain else can_look(epsilon)):
             check_softness_contents("epsilon", epsilon, x.dtype)

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..call import is_plain
+from ..call import Call
 from ..registry import Operation, Operator, only_if
 from . import slices, sums
 from .sums import Points, number_of_points
@@ -102,10 +102,10 @@ _sort_rows.backend(
 )
 
 
-def sorted_rows(x: Tensor, descending: bool = False) -> tuple[Tensor, Tensor]:
+def sorted_rows(call: Call, x: Tensor, descending: bool = False) -> tuple[Tensor, Tensor]:
     """Sorted values and their positions along the last axis, as constants. On a CPU, ties stay in their order."""
     x = x.detach()
-    if is_plain(x) and x.is_cpu:
+    if call.is_plain and x.is_cpu:
         sort = _sort_rows.find(x, x.numel() >= FEW)
         found = sort(x, descending) if sort else x.sort(dim=-1, descending=descending, stable=True)
     else:

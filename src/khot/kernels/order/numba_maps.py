@@ -62,7 +62,7 @@ def _over(
     n, rows = items.shape[-1], items.numel() // items.shape[-1]
     column, one = (scale.contiguous(), 0.0) if isinstance(scale, Tensor) else (None, float(scale))
     address, *results = (0 if v is None else v.data_ptr() for v in (column, largest, *others))
-    over_rows(loop, rows, largest.numel(), n, items.data_ptr(), places.data_ptr(), address, one, *results, *options)
+    over_rows(loop, rows, largest.numel(), n, items.data_ptr(), places.data_ptr(), (address, one), *results, *options)
 
 
 SOFT_RANK = _map_of(rank_loop, rank_derivative_loop)

@@ -47,11 +47,11 @@ def _average(v, of_places, starts, count, strength, of_ranks):
 def projection_loop(real: Real) -> Any:
     reals_at = REALS_AT[real]
 
-    def projection(first, last, n, values, order, scale, one_scale, result, of_ranks):
+    def projection(first, last, n, values, order, scale, result, of_ranks):
         xs, places, ys = reals_at(values, last, n), longs_at(order, last, n), reals_at(result, last, n)
         items, constants, slopes, starts = np.empty(n), np.empty(n), np.empty(n), np.empty(n, np.int64)
         for r in range(first, last):
-            strength = scale_of(scale, one_scale, r)
+            strength = scale_of(scale, r)
             count = _solve(xs[r], strength, of_ranks, items, constants, slopes, starts)
             _average(items, 1.0, starts, count, strength, of_ranks)
             for i in range(n):
@@ -65,12 +65,12 @@ def projection_loop(real: Real) -> Any:
 def projection_derivative_loop(real: Real) -> Any:
     reals_at = REALS_AT[real]
 
-    def projection_derivative(first, last, n, values, order, scale, one_scale, grad, grad_x, grad_scale, of_ranks):
+    def projection_derivative(first, last, n, values, order, scale, grad, grad_x, grad_scale, of_ranks):
         xs, places = reals_at(values, last, n), longs_at(order, last, n)
         gs, grads, flow = reals_at(grad, last, n), reals_at(grad_x, last, n), np.empty(n)
         items, constants, slopes, starts = np.empty(n), np.empty(n), np.empty(n), np.empty(n, np.int64)
         for r in range(first, last):
-            place, g, strength, lever = places[r], gs[r], scale_of(scale, one_scale, r), 0.0
+            place, g, strength, lever = places[r], gs[r], scale_of(scale, r), 0.0
             count = _solve(xs[r], strength, of_ranks, items, constants, slopes, starts)
             for i in range(n):
                 flow[i] = g[place[i] if of_ranks else i]

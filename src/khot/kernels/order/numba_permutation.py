@@ -109,12 +109,12 @@ def permutation_loop(real: Real) -> Any:
                 around += 1
             y[around] = _own_slice(half, inverse, cuts, around)
 
-    def permutation(first, last, n, values, order, scale, one_scale, result):
+    def permutation(first, last, n, values, order, scale, result):
         xs, places, ys = reals_at(values, last, n), longs_at(order, last, n), reals_at(result, last * n, n)
         sums = room_for_sums(n)
         points, cuts, weight = room_for_points(), _room_for_cuts(n), np.empty(max(n - 2, 0))
         for r in range(first, last):
-            x, inverse = xs[r], inverse_scale(scale, one_scale, r)
+            x, inverse = xs[r], inverse_scale(scale, r)
             sum_ones(x, inverse, sums)
             _find_cuts(x, inverse, sums, points, cuts)
             _weigh_slices(cuts, inverse, weight)
@@ -152,13 +152,13 @@ def permutation_derivative_loop(real: Real) -> Any:
         for j in range(n - 1):
             of_cuts[j] *= 0.5
 
-    def permutation_derivative(first, last, n, values, order, scale, one_scale, grad, grad_x, grad_scale):
+    def permutation_derivative(first, last, n, values, order, scale, grad, grad_x, grad_scale):
         xs, places = reals_at(values, last, n), longs_at(order, last, n)
         gs, grads = reals_at(grad, last * n, n), reals_at(grad_x, last, n)
         sums = room_for_sums(n)
         points, cuts, of_items, of_cuts = room_for_points(), _room_for_cuts(n), np.empty(n), np.empty(n - 1)
         for r in range(first, last):
-            x, place, out, inverse = xs[r], places[r], grads[r], inverse_scale(scale, one_scale, r)
+            x, place, out, inverse = xs[r], places[r], grads[r], inverse_scale(scale, r)
             sum_ones(x, inverse, sums)
             _find_cuts(x, inverse, sums, points, cuts)
             pull_back(x, place, inverse, cuts, gs, r * n, of_items, of_cuts)

@@ -22,12 +22,12 @@ from .numba_scans import STRETCH, inverse_scale, pulls_of, room_for_sums, stretc
 def rank_loop(real: Real) -> Any:
     reals_at = REALS_AT[real]
 
-    def rank(first, last, n, values, order, scale, one_scale, result):
+    def rank(first, last, n, values, order, scale, result):
         xs, places, ys = reals_at(values, last, n), longs_at(order, last, n), reals_at(result, last, n)
         sums = room_for_sums(n)
         before, after = sums.before, sums.after
         for r in range(first, last):
-            x, place, y, inverse = xs[r], places[r], ys[r], inverse_scale(scale, one_scale, r)
+            x, place, y, inverse = xs[r], places[r], ys[r], inverse_scale(scale, r)
             sum_ones(x, inverse, sums)
             for i in range(n):
                 y[place[i]] = (i + 1) + 0.5 * (after[i] - before[i + 1])
@@ -40,13 +40,13 @@ def rank_loop(real: Real) -> Any:
 def rank_derivative_loop(real: Real) -> Any:
     reals_at = REALS_AT[real]
 
-    def rank_derivative(first, last, n, values, order, scale, one_scale, grad, grad_x, grad_scale):
+    def rank_derivative(first, last, n, values, order, scale, grad, grad_x, grad_scale):
         xs, places = reals_at(values, last, n), longs_at(order, last, n)
         gs, grads = reals_at(grad, last, n), reals_at(grad_x, last, n)
         sums, sorted_g = room_for_sums(n), np.empty(n, real)
         decay, before, after, _ = sums
         for r in range(first, last):
-            x, place, g, out, inverse = xs[r], places[r], gs[r], grads[r], inverse_scale(scale, one_scale, r)
+            x, place, g, out, inverse = xs[r], places[r], gs[r], grads[r], inverse_scale(scale, r)
             for i in range(n):
                 sorted_g[i] = g[place[i]]
             sum_ones(x, inverse, sums)
@@ -74,12 +74,12 @@ def sort_loop(real: Real) -> Any:
         for i in range(y.shape[0]):
             y[i] = 2 * (half[i] + offset_of(excess[i], near[i], far[i], decay[i]) * half_scale)
 
-    def sort(first, last, n, values, order, scale, one_scale, result):
+    def sort(first, last, n, values, order, scale, result):
         xs, ys = reals_at(values, last, n), reals_at(result, last, n)
         sums = decay, before, after, _ = room_for_sums(n)
         gaps, points, half = np.empty(n, np.int32), room_for_points(), np.empty(STRETCH)
         for r in range(first, last):
-            x, y, inverse = xs[r], ys[r], inverse_scale(scale, one_scale, r)
+            x, y, inverse = xs[r], ys[r], inverse_scale(scale, r)
             sum_ones(x, inverse, sums)
             find_gaps(before, after, FOLLOWING, gaps)
             for start in range(0, n, STRETCH):
@@ -95,13 +95,13 @@ def sort_loop(real: Real) -> Any:
 def sort_derivative_loop(real: Real) -> Any:
     reals_at = REALS_AT[real]
 
-    def sort_derivative(first, last, n, values, order, scale, one_scale, grad, grad_x, grad_scale):
+    def sort_derivative(first, last, n, values, order, scale, grad, grad_x, grad_scale):
         xs, places = reals_at(values, last, n), longs_at(order, last, n)
         gs, grads = reals_at(grad, last, n), reals_at(grad_x, last, n)
         sums = decay, before, after, _ = room_for_sums(n)
         gaps, points, anchors = np.empty(n, np.int32), room_for_points(), np.empty(n if grad_scale != 0 else 0)
         for r in range(first, last):
-            x, place, g, out, inverse = xs[r], places[r], gs[r], grads[r], inverse_scale(scale, one_scale, r)
+            x, place, g, out, inverse = xs[r], places[r], gs[r], grads[r], inverse_scale(scale, r)
             sum_ones(x, inverse, sums)
             find_gaps(before, after, FOLLOWING, gaps)
             anchors[:] = 0.0

@@ -43,15 +43,16 @@ def room_for_sums(n):
 
 
 @inlined
-def scale_of(address, one, r):
-    """The scale of a row: an entry of an array, or one number if its address is 0."""
+def scale_of(scale, r):
+    """The scale of a row, from an address and a number: an entry of an array, or the number if the address is 0."""
+    address, one = scale
     return one if address == 0 else doubles_at(address, 1, r + 1)[0, r]
 
 
 @inlined
-def inverse_scale(address, one, r):
+def inverse_scale(scale, r):
     """1 / scale for halves of items."""
-    return 2 / scale_of(address, one, r)
+    return 2 / scale_of(scale, r)
 
 
 @inlined

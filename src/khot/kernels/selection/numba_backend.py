@@ -112,7 +112,11 @@ def keep_largest(
     else:
         number = ctypes.c_int64(int(min(max(k, -1), n + 1)))
         at, step = ctypes.addressof(number), 0
-    y, kept, smallest = torch.empty_like(items), torch.empty_like(items, dtype=torch.bool), items.new_empty(x.shape[:-1])
+    y, kept, smallest = (
+        torch.empty_like(items),
+        torch.empty_like(items, dtype=torch.bool),
+        items.new_empty(x.shape[:-1]),
+    )
     results, how = (y.data_ptr(), kept.data_ptr(), smallest.data_ptr()), (by_magnitude, float(otherwise))
     if over_rows(_keeping_loop(items), rows, rows * n, n, items.data_ptr(), at, step, *results, how):
         return None

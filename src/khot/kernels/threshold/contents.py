@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from khot._validation import size_advice, softness_error, softness_limits
+from khot._validation import SOFTNESS_LIMITS, size_advice, softness_error
 
 from ..exact.reductions import WHOLE, Whole
 from ..exact.rows import Span
@@ -25,7 +25,7 @@ def check_contents(
     if kind.absolute and bool((span.selected > 0).any()):
         row = int((span.selected > 0).nonzero()[0])
         raise ValueError(f"`x` must be finite (0 masks an entry), but row {row} of the flattened batch is not")
-    n, (smallest, largest) = over.length(x), softness_limits(x.dtype)
+    n, (smallest, largest) = over.length(x), SOFTNESS_LIMITS[x.dtype]
     feasible = (k >= span.selected) & (k <= span.selected + span.finite)
     normal = (scale >= smallest) & (scale <= largest)
     real = ~span.nan
