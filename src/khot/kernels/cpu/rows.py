@@ -3,14 +3,15 @@
 # mypy: disable-error-code="no-untyped-def"
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, types  # type: ignore[attr-defined]  # numba does not declare its exports
+from numba import types
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
-from .loops import inlined, per_row, specialised, summed
+from .loops import inlined, per_row, summed
 
 
 def _rows_at(kind):
@@ -18,36 +19,27 @@ def _rows_at(kind):
 
     It has no reference count, since views of rows would change that in memory that all threads share.
     """
+    found = types.Array(kind, 2, "C")
 
     @intrinsic
-    def pointer(context, given):
-        found = types.CPointer(kind)
-
+    def rows_at(context, given, rows, n):
         def generate(c, builder, signature, args):
+            start, rows, n = args
+            pointer, array = c.get_value_type(types.CPointer(kind)), c.make_array(found)(c, builder)
             if isinstance(given, types.Array):
-                data = c.make_array(given)(c, builder, args[0]).data
-                return builder.bitcast(data, c.get_value_type(found))
-            return builder.inttoptr(args[0], c.get_value_type(found))
+                data = builder.bitcast(c.make_array(given)(c, builder, start).data, pointer)
+            else:
+                data = builder.inttoptr(start, pointer)
+            size = c.get_constant(types.intp, c.get_abi_sizeof(pointer.pointee))
+            populate_array(array, data, (rows, n), (builder.mul(n, size), size), size, None)
+            return array._getvalue()
 
-        return found(given), generate
-
-    pointer_to: Any = pointer
-
-    @inlined
-    def rows_at(given, rows, n):
-        return carray(pointer_to(given), (rows, n))
+        return found(given, types.intp, types.intp), generate
 
     return rows_at
 
 
-with specialised("float32"):
-    _singles = _rows_at(types.float32)
-with specialised("float64"):
-    doubles_at = _rows_at(types.float64)
-with specialised("int64"):
-    longs_at = _rows_at(types.int64)
-with specialised("uint8"):
-    bytes_at = _rows_at(types.uint8)
+_singles, doubles_at, longs_at, bytes_at = map(_rows_at, (types.float32, types.float64, types.int64, types.uint8))
 REALS_AT = {np.float32: _singles, np.float64: doubles_at}
 
 

@@ -158,7 +158,7 @@ def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
         results = (grad_x.ravel(), NOTHING, NOTHING), np.ones(rows, np.bool_)
         arguments = rows, items.size, n, *inputs, *results, q
         short = loops.short_derivative if n <= SHORT and rows >= LANES else None
-        if (short is None or over_rows(short, *arguments)) and over_rows(loops.derivative, *arguments):
+        if (short is None or over_rows(short, *arguments)) and over_rows(loops.gradient, *arguments):
             return None
         found = torch.from_numpy(grad_x)
         return found if computed is dtype else found.to(dtype)

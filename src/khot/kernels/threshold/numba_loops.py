@@ -37,6 +37,7 @@ class Loops(NamedTuple):
 
     mask: Compiled
     derivative: Compiled
+    gradient: Compiled  # the derivative in the scores alone
     threshold: Compiled  # the derivative of the offset; None except for masks
     short_mask: Compiled = None  # of short rows, all of them; it leaves some to the other loop
     short_derivative: Compiled = None
@@ -53,20 +54,24 @@ def loops_of(link: Link, kind: str, real: Real) -> Loops:
 def _loops(of: type[Link], variant: str, kind: Kind, real: Real) -> Loops:
     link, precise = numba_link(of, variant, real), numba_link(of, variant, np.float64)
     solve = _solver(of, variant, kind.grows, real)
-    with specialised(f"{variant} {kind.name} {real.__name__}"):
+    name, threshold = f"{variant} {kind.name} {real.__name__}", None
+    with specialised(name):
         if kind.grows:
             fill, gradient = magnitudes.filler(link, variant, real), magnitudes.gradient_of(link, variant, real)
         else:
             fill = masks.filler(link, kind.log, real)
-            gradient = masks.log_gradient_of(link, precise, real) if kind.log else masks.gradient_of(link, real)
-        threshold = None
+            gradient = masks.log_gradient_of(link, precise, real) if kind.log else masks.gradient_of(link, real, False)
         if kind == MASK:
             threshold = kernel(_threshold_derivative(masks.threshold_gradient_of(precise, real), real))
         mask, derivative = kernel(_mask(solve, fill, kind, real)), kernel(_derivative(gradient, kind, real))
-        if kind.grows or real is np.float64:
-            return Loops(mask, derivative, threshold)
-        short = kernel(short_mask(link, kind.log, real)), kernel(short_derivative(link, kind.log, real))
-        return Loops(mask, derivative, threshold, *short)
+        found = Loops(mask, derivative, derivative, threshold)
+        if not kind.grows and real is np.float32:
+            short = kernel(short_mask(link, kind.log, real)), kernel(short_derivative(link, kind.log, real))
+            found = found._replace(short_mask=short[0], short_derivative=short[1])
+    if kind == MASK and not (of.compact and of.reaches_zero):
+        with specialised(f"{name} of scores"):
+            found = found._replace(gradient=kernel(_derivative(masks.gradient_of(link, real, True), kind, real)))
+    return found
 
 
 @functools.cache

@@ -88,14 +88,14 @@ def _finish(x, origin, top, with_scale, out):
     return -origin.inverse * lever
 
 
-def gradient_of(link: NumbaLink, real: Real) -> Compiled:
+def gradient_of(link: NumbaLink, real: Real, of_scores: bool) -> Compiled:
     """``(x, g, place, idle, with_k, with_scale, buffer, out)``: dL/dk, dL/ds, whether all is done.
 
-    dL/dx is in ``out``. If all slopes underflow, it is 0, and dL/dk is computed if it is wanted. An idle threshold does
-    not move.
+    dL/dx is in ``out``. If all slopes underflow, it is 0, and dL/dk is computed if it is wanted, which is compiled
+    unless only the derivative in the scores ever is. An idle threshold does not move.
     """
     slope, smallest = link.slope, float(np.finfo(real).tiny) / float(np.finfo(real).eps)
-    vanishes = link.of.compact and link.of.reaches_zero
+    vanishes = of_scores or (link.of.compact and link.of.reaches_zero)
     gap_shares: Compiled = None if vanishes else gap_shares_of(link)
 
     @summed
@@ -133,7 +133,7 @@ def gradient_of(link: NumbaLink, real: Real) -> Compiled:
         factor, remainder = real(size if with_scale else size * inverse), real(left)
         for i in range(n):
             out[i] = out[i] * ((g[i] - mean) - remainder) * factor
-        of_scale = _finish(x, origin, top, with_scale, out)
+        of_scale = _finish(x, origin, top, with_scale and not of_scores, out)
         return np.float64(mean) + left, of_scale, True
 
     return gradient
