@@ -5,34 +5,26 @@ The first of the units outside S arrives after an exponential variable of rate :
 
 .. math:: P(S) = \int e^{s - e^s} \prod_{i \in S} \big(1 - e^{-x_i}\big) \, ds, \qquad x_i = e^s w_i / W.
 
-The loops run over the units and, inside, over the nodes of the quadrature, because short rows have many nodes. The
-logarithm h of the integrand is concave. It is within a depth D of its peak only for s > -D - 1, since the product
-increases. At the peak :math:`e^s \le |S| + 1 = \nu`, and after it h falls at least as fast as a Poisson
-log-probability of :math:`\nu` with the mean :math:`e^s`.
+The loops run over the units of S and, inside, over the nodes of the quadrature, because short rows have many nodes. The
+logarithm h of the integrand is concave, and the product increases, so h is within a depth D of its peak only for
+s > -D - 1. With :math:`r_i = f_i / F_i`, the peak is where :math:`e^s = 1 + \sum_S r_i = \nu`, and after it h falls at
+least as fast as a Poisson log-probability of :math:`\nu` with the mean :math:`e^s`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from ..cpu.loops import inlined, inlined_sum, per_row
 from ..cpu.maths import EXP, LOG
-from .numba_range import ROOM, WIDEST, Array, nodes_of, range_of, take_logarithm
+from .numba_range import ROOM, WIDEST, nodes_of, take_logarithm
 
 exp, log = EXP[np.float64], LOG[np.float64]
 SLACK = 2.0  # in addition to the depth, for the logarithm of a probability near 1
-
-
-class _Row(NamedTuple):
-    """The units of a row."""
-
-    weight: Array  # w / W
-    drawn: Array
-    delay: float  # of the last of S behind the first of the others, as a position
-    of_nodes: Array
+STEPS = 50  # of Newton's method, which takes 2 to 6
+NEAR = 0.1, 0.5  # accuracy of the time of the peak, and of h where the range begins
 
 
 def log_prob_of(noise):
@@ -42,6 +34,38 @@ def log_prob_of(noise):
     that of the highest of the others. The result is infinite if the row is left. ``slope`` receives the derivatives.
     """
     law, nodes_of_row = noise.law, nodes_of(noise)
+
+    @inlined_sum
+    def sums(weight, up):
+        log_came = ahead = bend = 0.0
+        for i in range(weight.shape[0]):
+            at = law(weight[i] * up)
+            log_came += log(at.came)
+            ahead += at.ahead
+            bend += at.bend
+        return log_came, ahead, bend
+
+    @per_row
+    def find_range(weight, depth):
+        """Where h is within the depth of its peak, and minus its second derivative there."""
+        peak, step, low = 0.5 * math.log(weight.shape[0] + 1.0), 1.0, -depth - 1.0
+        goal = log_came = ahead = bend = 0.0
+        for i in range(STEPS):
+            is_peak = abs(step) <= NEAR[0]
+            log_came, ahead, bend = sums(weight, exp(peak))
+            if is_peak:
+                break
+            step = (math.log(1.0 + ahead) - peak) / (1.0 - bend / (1.0 + ahead))
+            peak += step
+        nu, goal = 1.0 + ahead, peak - math.exp(peak) + log_came - depth
+        curvature = nu - bend
+        for i in range(STEPS):  # a tangent lies above h: no step goes too far
+            log_came, ahead, bend = sums(weight, exp(low))
+            left = goal - (low - math.exp(low) + log_came)
+            if left <= NEAR[1]:
+                break
+            low += left / (1.0 - math.exp(low) + ahead)
+        return low, math.log(nu + depth + math.sqrt(depth * (depth + 2.0 * nu))), curvature
 
     @inlined
     def add_member(w, up, product):
@@ -55,52 +79,51 @@ def log_prob_of(noise):
             total += share[i] * law(w * up[i]).ahead
         return total
 
-    @per_row
-    def evaluate(row, points, values):
-        count, farthest, taken = points.shape[0], 0.0, 0
-        up, product = row.of_nodes[0, :count], row.of_nodes[1, :count]
-        for i in range(count):
+    @inlined
+    def fill_values(weight, each, points, up, product, values):
+        for i in range(points.shape[0]):
             up[i], product[i] = exp(points[i]), 1.0
-            values[i], farthest = points[i] - up[i], max(farthest, abs(points[i]))
-        each = max(1, int(ROOM / (farthest + row.delay + 1.0)))
-        for j in range(row.weight.shape[0]):
-            if row.drawn[j]:
-                add_member(row.weight[j], up, product)
-                taken += 1
-                if taken % each == 0:
-                    take_logarithm(product, values)
+            values[i] = points[i] - up[i]
+        for j in range(weight.shape[0]):
+            add_member(weight[j], up, product)
+            if j % each == each - 1:
+                take_logarithm(product, values)
         take_logarithm(product, values)
-
-    find_range = range_of(evaluate)
 
     @inlined
     def log_prob(theta, drawn, members, last, best, depth, with_slopes, slope, room):
-        n, of_nodes, weight, total = theta.shape[0], room.of_nodes, room.came[: theta.shape[0]], 0.0
+        n, weight, taken, total = theta.shape[0], room.came[:members], 0, 0.0
         for i in range(n):
-            weight[i] = exp(theta[i] - best)
-            total += 0.0 if drawn[i] else weight[i]
-        for i in range(n):
-            weight[i] /= total
-        delay = best + math.log(total) - last
+            slope[i] = exp(theta[i] - best)
+            if drawn[i]:
+                weight[taken] = slope[i]
+                taken += 1
+            else:
+                total += slope[i]
+        delay, depth = best + math.log(total) - last, depth + SLACK
         if delay > WIDEST:
             return np.inf
-        row = _Row(weight, drawn, max(delay, 0.0), of_nodes)
-        depth, nu = depth + SLACK, members + 1.0
-        high = math.log(nu + depth + math.sqrt(depth * (depth + 2.0 * nu)))
-        low, high, curvature, _ = find_range(row, -depth - 1.0, high, depth, room.node, room.width)
+        for j in range(members):
+            weight[j] /= total
+        low, high, curvature = find_range(weight, depth)
         nodes = nodes_of_row(n, low, high, curvature, depth, room.node, room.width)
         if nodes < 0:
             return np.inf
-        share, up, width = of_nodes[2, :nodes], of_nodes[0, :nodes], room.width[:nodes]
-        evaluate(row, room.node[:nodes], share)
-        found = _weigh(share, width)
+        up, product, share = room.of_nodes[0, :nodes], room.of_nodes[1, :nodes], room.of_nodes[2, :nodes]
+        each = max(1, int(ROOM / (1.0 + max(high, -low) + max(delay, 0.0))))
+        fill_values(weight, each, room.node[:nodes], up, product, share)
+        found = _weigh(share, room.width[:nodes])
         if with_slopes:
-            total = 0.0
+            taken, of_members = 0, 0.0
+            for j in range(members):
+                weight[j] = member_slope(weight[j], up, share)
+                of_members += weight[j]
             for i in range(n):
-                slope[i] = member_slope(weight[i], up, share) if drawn[i] else 0.0
-                total += slope[i]
-            for i in range(n):
-                slope[i] -= 0.0 if drawn[i] else total * weight[i]
+                if drawn[i]:
+                    slope[i] = weight[taken]
+                    taken += 1
+                else:
+                    slope[i] *= -of_members / total
         return found
 
     return log_prob
