@@ -50,7 +50,7 @@ def log_prob_of(noise):
         """Where h is within the depth of its peak, and minus its second derivative there."""
         peak, step, low = 0.5 * math.log(weight.shape[0] + 1.0), 1.0, -depth - 1.0
         goal = log_came = ahead = bend = 0.0
-        for i in range(STEPS):
+        for _ in range(STEPS):
             is_peak = abs(step) <= NEAR[0]
             log_came, ahead, bend = sums(weight, exp(peak))
             if is_peak:
@@ -59,7 +59,7 @@ def log_prob_of(noise):
             peak += step
         nu, goal = 1.0 + ahead, peak - math.exp(peak) + log_came - depth
         curvature = nu - bend
-        for i in range(STEPS):  # a tangent lies above h: no step goes too far
+        for _ in range(STEPS):  # a tangent lies above h: no step goes too far
             log_came, ahead, bend = sums(weight, exp(low))
             left = goal - (low - math.exp(low) + log_came)
             if left <= NEAR[1]:

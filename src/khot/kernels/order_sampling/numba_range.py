@@ -25,7 +25,6 @@ GRID = 16  # points of one trial, whole registers of them
 TRIALS = 20  # each but the last at least halves the range
 BLOCK = 8  # so many nodes are processed at once
 MOST_NODES = 4096 + 72  # rows that begin at equal offsets of a page cause false conflicts in a processor
-MARGIN = 60.0  # beyond this distance from all positions the integrand vanishes
 RATES = 4.5  # contribution of the rates of arrival to the curvature of a logarithm
 WIDEST = 300.0  # distance of positions for which products of two exponentials are finite
 SETTLED = 745.0  # exp(-SETTLED) is about 0 in double precision
@@ -211,14 +210,18 @@ def fill_range_of(find_range, nodes_of_row):
         low, high = lowest(theta), highest(theta)
         if high - low > WIDEST:
             return -1
-        half = 0.5 * (high - low)
-        middle, reach = low + half, half + MARGIN + math.log(theta.shape[0])
+        n, middle, row = theta.shape[0], low + 0.5 * (high - low), Row(weight, k, room.of_nodes)
         fill_weights(theta, middle, weight)
-        row = Row(weight, k, room.of_nodes)
-        # one nat deeper than a probability needs: a gradient sums the tails of many units
-        first, last, curvature, peak = find_range(row, -reach, reach, depth + 1.0, room.node, room.width)
+        total = inverse = 0.0
+        for i in range(n):
+            total += weight[i]
+            inverse += 1.0 / weight[i]
+        deep = depth + 1.0  # one nat deeper than a probability needs: a gradient sums the tails of many units
+        # Chernoff's bounds of P(N = k), as F <= x and 1 - F <= 1 / x
+        begin, end = math.log(k / total) - 1.0 - deep / k, math.log(inverse / (n - k)) + 1.0 + deep / (n - k)
+        first, last, curvature, peak = find_range(row, begin, end, deep, room.node, room.width)
         when[0], when[1], when[2], when[3] = first - peak, last - peak, curvature, middle - peak
         fill_weights(theta, when[3], weight)
-        return nodes_of_row(theta.shape[0], when[0], when[1], curvature, depth, room.node, room.width)
+        return nodes_of_row(n, when[0], when[1], curvature, depth, room.node, room.width)
 
     return fill_range
