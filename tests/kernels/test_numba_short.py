@@ -38,6 +38,7 @@ def rows_of(n, rows=3 * LANES + 5):
     finite = (x > -torch.inf).sum(-1)
     k = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * finite
     k = torch.where(torch.arange(rows) % 3 > 0, k.round(), k)
+    x[-1], k[-1], softness[-1] = normal(n, seed=3), 0.3, 1.0  # in the block that is filled up; scaled to its small sum
     return x, k, softness
 
 

@@ -35,7 +35,7 @@ def filler(link: NumbaLink, log: bool, real: Real) -> Compiled:
         for i in range(x.shape[0]):
             y[i] = value(distance(wide(x[i]), origin), place.q)
         if may_settle and k < SMALL:
-            _settle(y, k)
+            settle(y, k)
 
     return fill
 
@@ -46,12 +46,15 @@ def settles(link: NumbaLink, log: bool, real: Real) -> bool:
 
 
 @per_row
-def _settle(y, k):
+def settle(y, k):
     """Scales a mask with a small sum so that it sums to k: far out in a tail, all entries share the rounding of z.
 
     There a change of the threshold multiplies all entries by about the same factor, and none can reach its cap.
     """
-    rate = np.float32(k / total_of(y) - 1)
+    total = 0.0
+    for i in range(y.shape[0]):  # in order, so that items without a share change nothing
+        total += y[i]
+    rate = np.float32(k / total - 1)
     if 0 < abs(rate) < SLIGHT:
         for i in range(y.shape[0]):
             y[i] += rate * y[i]

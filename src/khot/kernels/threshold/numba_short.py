@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cpu.loops import by_lanes, inlined, per_row
+from ..cpu.loops import by_lanes, inlined
 from ..cpu.maths import LOG, Real
 from ..cpu.rows import REALS_AT, Origin, bytes_at, distance, doubles_at, of_row
 from ..cpu.short_rows import LANES, gather_rows, scatter_rows, sort_rows
 from ..links.base_numba import Compiled, NumbaLink
-from .numba_masks import HUGE, SLIGHT, SMALL, settles
+from .numba_masks import HUGE, SMALL, settle, settles
 from .numba_root import JUST_ABOVE, LAST_UNITS, NARROWEST, WIDE, WIDEST
 
 SHORT = 32  # items up to which a row is short
@@ -201,18 +201,6 @@ def _finisher(link: NumbaLink, log: bool, real: Real) -> Compiled:
     return finish
 
 
-@per_row
-def _settle(y, i, k):
-    """As in :mod:`.numba_masks`, for one lane."""
-    total = 0.0
-    for j in range(y.shape[0]):
-        total += y[j, i]
-    rate = np.float32(k / total - 1)
-    if abs(rate) < SLIGHT:
-        for j in range(y.shape[0]):
-            y[j, i] += rate * y[j, i]
-
-
 def short_mask(link: NumbaLink, log: bool, real: Real) -> Any:
     """The loop of masks, or of their logarithms, with the arguments of that in :mod:`.numba_loops`."""
     reals_at, wide = REALS_AT[real], link.distances or real
@@ -225,7 +213,7 @@ def short_mask(link: NumbaLink, log: bool, real: Real) -> Any:
         is_left, count, at = bytes_at(left, 1, last)[0], 0, _block(wide)
         block, items, z = np.empty((n, LANES), real), np.empty((n, LANES), real), np.empty((n, LANES), wide)
         for start in range(first, last, LANES):
-            for i in range(LANES):  # the last row fills the lanes that are left over
+            for i in range(LANES):
                 r = min(start + i, last - 1)
                 at.k[i], at.s[i] = of_row(k, r), of_row(scale, r)
                 at.size[i] = wide(at.k[i])
@@ -237,9 +225,10 @@ def short_mask(link: NumbaLink, log: bool, real: Real) -> Any:
                 r = start + i
                 anchors[r], offsets[r], is_left[r] = at.anchor[i], at.offset[i], at.is_left[i]
                 count += at.is_left[i]
-                if may_settle and y.size and at.k[i] < SMALL:
-                    _settle(block, i, at.k[i])
             if y.size:
+                for i in range(LANES):
+                    if may_settle and at.k[i] < SMALL:
+                        settle(block[:, i], at.k[i])
                 scatter_rows(ys, start, last, block)
         return count
 
