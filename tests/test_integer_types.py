@@ -3,6 +3,7 @@
 The integers that 8 bits hold are few: rows have 300 units.
 """
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import biject_to, transform_to
@@ -93,3 +94,9 @@ def test_hard_data_of_a_relaxed_law():
 def test_sizes_in_half_types_are_not_rounded_again(name):
     x, k = normal(5, UNITS), torch.full((UNITS,) if name == "attention_causal" else (3,), 282.0)
     torch.testing.assert_close(FUNCTIONS[name](x, k.bfloat16()), FUNCTIONS[name](x, k))
+
+
+@for_each("name, make", [law for law in LAWS if law[0] != "RelaxedKHot"])
+def test_k_is_an_array_without_axes(name, make):
+    """NumPy's results of sums over all axes are such arrays."""
+    assert torch.equal(draw(make(logits=normal(5), k=np.array(2))), draw(make(logits=normal(5), k=2)))

@@ -460,6 +460,12 @@ class TestKnnLoss:
             with pytest.raises(ValueError, match="`query` and `keys` must have squared distances within .*float32"):
                 knn_loss(a * query, b * keys, *labels, 2, 1.0)
 
+    def test_no_neighbours(self):
+        """A mean over no neighbours is undefined; the logarithm of k = 0 would make the loss minus infinity."""
+        for k in (0, torch.tensor(0.0), torch.tensor([1.0, 0.0, 2.0])[: len(self.ARGUMENTS[0])]):
+            with pytest.raises(ValueError, match="`k` must be positive"):
+                knn_loss(*self.ARGUMENTS, k, 1.0)
+
     def test_compiles_and_maps(self):
         torch.compiler.reset()
         call = partial(knn_loss, k=2, softness=1.0)

@@ -13,6 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from khot._distributed.placements import as_dtensor, is_dtensor
 from khot._refusals import refuse_trace
 from khot._torch_internals import is_exporting
+from khot._validation import name_init
 
 P = ParamSpec("P")
 
@@ -34,8 +35,8 @@ class Module(torch.nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "__init__" in vars(cls):
-            cls.__init__ = _with_keywords_named(cls.__init__)  # type: ignore[method-assign]
+        name_init(cls)
+        cls.__init__ = _with_keywords_named(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self) -> None:
         super().__init__()

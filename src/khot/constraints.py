@@ -8,7 +8,8 @@ r"""The k-hot vectors and their convex hull, as constraints of ``torch.distribut
 
 where J is the derivative of the first n - 1 coordinates, diag(d) - d dᵀ / Σd without the last row and column. Both are
 registered with torch, whose registries Pyro shares. No map of real vectors has ``k_hot`` as its range; for it, both
-registries raise a ValueError that names the alternatives.
+registries raise a ValueError that names the alternatives. An argument of a wrong type raises TypeError, and a number
+out of range ValueError.
 """
 
 import math
@@ -40,10 +41,6 @@ class _KHot(constraints.Constraint):
     Args:
         k: Number of ones, an int or an integer tensor that broadcasts with the batch shape.
         upper: Largest number of ones, if it differs from ``k``.
-
-    Raises:
-        TypeError: If a size is neither an int nor an integer tensor.
-        ValueError: If a number is negative, or ``upper`` less than ``k``.
 
     Example:
         >>> k_hot(2).check(torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.5, 0.5, 1.0]]))
@@ -88,10 +85,6 @@ class _CappedSimplex(constraints.Constraint):
 
     Args:
         k: Real sum, a number or a tensor that broadcasts with the batch shape.
-
-    Raises:
-        TypeError: If ``k`` is neither a real number nor a real tensor.
-        ValueError: If it is a number, and negative or not finite.
 
     Example:
         >>> y = transform_to(capped_simplex(2))(torch.tensor([0.0, 1.0, 3.0]))
@@ -179,10 +172,6 @@ class _Ranking(constraints.Constraint):
         n: Number of units to choose from.
         k: Number of indices, an int or an integer tensor that broadcasts with the batch shape.
 
-    Raises:
-        TypeError: If ``n`` is not an int, or ``k`` is neither an int nor an integer tensor.
-        ValueError: If ``n`` is less than 1, or ``k`` negative or greater than ``n``.
-
     Example:
         >>> ranking(5, 3).check(torch.tensor([[4, 0, 2], [4, 0, 4], [4, 0, 5]]))
         tensor([ True, False, False])
@@ -207,7 +196,7 @@ class _Ranking(constraints.Constraint):
         place = torch.arange(width, device=value.device)
         is_choice = place < k
         fits = torch.where(is_choice, (value >= 0) & (value < self.n), value == -1).all(-1) & (k <= width).squeeze(-1)
-        unit = torch.where(is_choice, value.clamp(0, max(self.n - 1, 0)).long(), self.n + place)
+        unit = torch.where(is_choice, value.clamp(0, self.n - 1), self.n + place)
         ordered = unit.sort(-1).values
         return fits & (ordered[..., 1:] > ordered[..., :-1]).all(-1)
 

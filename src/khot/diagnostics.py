@@ -169,8 +169,8 @@ def compare_estimators(
         loss without a gradient, are listed as skipped.
 
     Raises:
-        TypeError: If a design is not a SamplingDesign, or another argument has the wrong type.
-        ValueError: If ``num_repeats`` < 2, or no estimator supports any of the designs and numbers of samples.
+        TypeError: If an argument has the wrong type.
+        ValueError: If no estimator supports any of the designs and numbers of samples.
         NotImplementedError: If an exact gradient is neither given nor found by enumeration.
 
     Example:
@@ -181,17 +181,18 @@ def compare_estimators(
     """
     designs = design if isinstance(design, Mapping) else {type(design).__name__: design}
     references = exact if isinstance(exact, Mapping) else dict.fromkeys(designs, exact)
-    estimators = ESTIMATORS if estimators is None else estimators
+    functions: Any = ESTIMATORS if estimators is None else estimators
     sizes = _checked_sizes(num_samples)
     check_function("f", f, "the values")
     if checked_index("num_repeats", num_repeats) < 2:
         raise ValueError(f"`num_repeats` must be at least 2, but got {num_repeats}")
-    _check_estimators(estimators)
+    if not isinstance(functions, Mapping) or not all(map(callable, functions.values())):
+        raise TypeError(f"`estimators` must be a dictionary of functions by name, but got {functions!r}")
     if unknown := set(references) - set(designs):
         raise ValueError(f"`exact` must have the names of the designs, {sorted(designs)}, but has {unknown}")
     comparison = Comparison([], [])
     for name, member in designs.items():
-        settings = product(estimators.items(), sizes)
+        settings = product(functions.items(), sizes)
         _add_reports(comparison, name, member, f, settings, num_repeats, references.get(name))
     if not comparison.rows:
         raise ValueError("\n".join(["there is nothing to compare:", *comparison.skipped]))
@@ -219,11 +220,6 @@ def _add_reports(
             continue
         judged = _judge([one() for _ in range(num_repeats)], exact)
         comparison.rows.append(Report(design_name, name, size, **judged))
-
-
-def _check_estimators(estimators: Any) -> None:
-    if not isinstance(estimators, Mapping) or not all(map(callable, estimators.values())):
-        raise TypeError(f"`estimators` must be a dictionary of functions by name, but got {estimators!r}")
 
 
 def _checked_sizes(num_samples: Any) -> list[int]:

@@ -94,7 +94,7 @@ def test_states_are_mixed_chain_by_chain_without_another_evaluation(monkeypatch)
     assert len(calls) == 10
     expected = evaluate(params)
     for site in kernel._sites:
-        found, wanted = kernel._at(params).point(site), expected.point(site)
+        found, wanted = kernel._at(params).points[site.name], expected.points[site.name]
         assert isinstance(found, Point) and torch.equal(found.value, wanted.value)
         for name in ("slope", "log_joint"):
             torch.testing.assert_close(getattr(found, name), getattr(wanted, name))

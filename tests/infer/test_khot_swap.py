@@ -514,4 +514,4 @@ def test_log_probabilities_in_half_types_are_not_rounded(dtype, plate):
     kernel.setup(0)
     state = kernel._log_joint(kernel.initial_params)
     expected = 0.5 * unrounded(design).log_prob(state.params["x"].float())
-    torch.testing.assert_close(state.log_joint["x"], expected if plate else expected.sum()[None])
+    torch.testing.assert_close(state.points["x"].log_joint, expected if plate else expected.sum()[None])

@@ -48,9 +48,11 @@ def test_log_joint_density_by_hand(chains):
     state = kernel._log_joint(kernel.initial_params)
     x = state.params["x"].reshape(-1, 5).requires_grad_()
     expected = log_joint_by_hand(x)
-    torch.testing.assert_close(state.log_joint["x"], expected.detach())
-    slope = torch.autograd.grad(expected.sum(), x)[0].view_as(state.slope["x"])
-    difference = slope - state.slope["x"]  # a constant for each vector changes no swap
+    torch.testing.assert_close(state.points["x"].log_joint, expected.detach())
+    found = state.points["x"].slope
+    difference = (
+        torch.autograd.grad(expected.sum(), x)[0].view_as(found) - found
+    )  # a constant for each vector changes no swap
     torch.testing.assert_close(difference, difference[..., :1].expand_as(difference))
 
 
@@ -83,7 +85,7 @@ def test_rows_that_are_independent_are_blocks():
         given = dist.Normal((x * normal(3, 5, seed=1)[kind]).sum(-1), 1.0).log_prob(SEEN[:3])
         prior = normal(3).log_softmax(-1)[kind] + ConditionalPoisson(logits=normal(3, 5)[kind], k=2).log_prob(x)
         terms.append(prior + given)
-    torch.testing.assert_close(state.log_joint["x"], torch.stack(terms).logsumexp(0))
+    torch.testing.assert_close(state.points["x"].log_joint, torch.stack(terms).logsumexp(0))
 
 
 @pytest.mark.parametrize("chains", [None, 4])

@@ -29,7 +29,7 @@ def states_of(sizes, n):
 def all_swaps(block, sizes):
     """Every swap in a block (rows, n), each as a batch of one; with unit n, none, those that change a size."""
     for row, x in enumerate(block):
-        low, high = (int(end[0, row]) for end in sizes)
+        low, high = (int(end[0, row]) for end in (sizes.low, sizes.high))
         leaving = x.nonzero()[:, 0].tolist() + [len(x)] * bool(x.sum() < high)
         entering = (1 - x).nonzero()[:, 0].tolist() + [len(x)] * bool(x.sum() > low)
         for i, j in itertools.product(leaving, entering):
@@ -117,7 +117,7 @@ def test_draws_follow_the_probabilities(sizes, share):
 def test_where_there_is_nothing_to_swap():
     rows = torch.tensor([[1.0, 1, 1], [0, 0, 0], [1, 0, 0]])
     fixed = Sizes(rows.sum(-1)[None], rows.sum(-1)[None])
-    by_row, zero = Sizes(*(end.mT for end in fixed)), torch.zeros_like(rows)
+    by_row, zero = Sizes(fixed.low.mT, fixed.high.mT), torch.zeros_like(rows)
     assert by_row.possible(3).tolist() == [False, False, True] and fixed.possible(3).tolist() == [True]
     total = Proposals.of(rows[:, None], zero[:, None], by_row).total[0]
     assert (total > -torch.inf).tolist() == [False, False, True]

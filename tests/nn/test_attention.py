@@ -94,7 +94,7 @@ def test_dropout():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"query": [1.0]}, TypeError, "`query` must be a floating-point tensor"),
+        ({"query": [1.0]}, TypeError, "`query` must be a torch.Tensor, but got list"),
         ({"key": K.float()}, TypeError, "`key` must have the dtype"),
         ({"key": K[..., :3]}, ValueError, "`key` must have the 4 features"),
         ({"value": V[..., :4, :]}, ValueError, "`value` must have the 5 tokens"),

@@ -391,7 +391,7 @@ class TestKHotGate:
         (lambda: BatchTopK(1, n=3, dead_after=1.5), TypeError, "`dead_after` must be an int"),
         (lambda: JumpReLU(0.0, learn_threshold=True, bandwidth=0.0), ValueError, "`bandwidth` must be positive"),
         (lambda: NMSparsity(scores=torch.ones(4)), ValueError, "`scores` need a `softness`"),
-        (lambda: NMSparsity(softness=1.0, scores=[1.0]), TypeError, "`scores` must be a floating-point tensor"),
+        (lambda: NMSparsity(softness=1.0, scores=[1.0]), TypeError, "`scores` must be a torch.Tensor, but got list"),
         (lambda: KHotGate(0), ValueError, "`n` must be at least 1"),
         (lambda: KHotGate(4, 2, design="design"), TypeError, "`design` must be a function of logits and k"),
         (lambda: KHotGate(4, 2, estimator=3), TypeError, "`estimator` must be a function"),

@@ -1,4 +1,7 @@
-"""Sampling designs: Pyro distributions over k-hot vectors, and classical estimates from their draws."""
+"""Sampling designs: Pyro distributions over k-hot vectors, and classical estimates from their draws.
+
+An argument of a wrong type raises TypeError, and one of a wrong shape or out of range ValueError.
+"""
 
 from . import kl as _kl  # noqa: F401  (registers the divergences)
 from .brewer import Brewer

@@ -1,7 +1,6 @@
 """Argument checks that the distributions share."""
 
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -14,7 +13,7 @@ from khot._contents import can_look
 from khot._distributed.placements import refuse_dtensor
 from khot._host import has_float64
 from khot._shapes import broadcast_shapes
-from khot._validation import as_int, check_floating, check_strided
+from khot._validation import check_floating, check_strided, checked_int
 
 Init = TypeVar("Init", bound=Callable[..., None])
 
@@ -72,12 +71,12 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
     n = shape[-1]
     if isinstance(k, tuple):
         raise TypeError(f"`k` must be an int or an integer tensor, but got k={k!r}; {RANGE_ADVICE}")
-    _check_integers("k", k)
-    if isinstance(k, Tensor):
-        return k.to(param.device, torch.long)
-    if not 0 <= k <= n:
+    size = _checked_integer("k", k)
+    if isinstance(size, Tensor):
+        return size.to(param.device, torch.long)
+    if not 0 <= size <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-    return torch.full(shape[:-1], as_int(k), device=param.device)  # avoids a copy from the host and its wait
+    return torch.full(shape[:-1], size, device=param.device)  # avoids a copy from the host and its wait
 
 
 def check_sizes(k: Tensor, n: int) -> None:
@@ -86,23 +85,21 @@ def check_sizes(k: Tensor, n: int) -> None:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
 
 
-def _check_integers(name: str, k: Any) -> None:
-    if isinstance(k, Tensor):
-        refuse_dtensor(name, k)
-        check_strided(name, k)
-        if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
-            raise TypeError(f"`{name}` must be an int or an integer tensor, but got a tensor of dtype {k.dtype}")
-    elif isinstance(k, bool) or not (isinstance(k, int) or hasattr(k, "__index__")):  # a compiler's int lacks it
-        raise TypeError(f"`{name}` must be an int or an integer tensor, but got {name}={k!r}")
+def _checked_integer(name: str, k: Any) -> int | Tensor:
+    if not isinstance(k, Tensor):
+        return checked_int(name, k, "an int or an integer tensor")
+    refuse_dtensor(name, k)
+    check_strided(name, k)
+    if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
+        raise TypeError(f"`{name}` must be an int or an integer tensor, but got a tensor of dtype {k.dtype}")
+    return k
 
 
 def checked_range(k: tuple[Any, ...], n: int) -> tuple[int | Tensor, int | Tensor]:
     """The smallest and the largest size of a range; ints satisfy ``0 <= low <= high <= n``."""
     if len(k) != 2:
         raise ValueError(f"a range of sizes must be k=(low, high) or k=(low, high, log_prior), but got k={k!r}")
-    for i, end in enumerate(k):
-        _check_integers(f"k[{i}]", end)
-    low, high = (end if isinstance(end, Tensor) else operator.index(end) for end in k)
+    low, high = (_checked_integer(f"k[{i}]", end) for i, end in enumerate(k))
     ints = [end for end in (low, high) if isinstance(end, int)]
     if ints != sorted(ints) or not all(0 <= end <= n for end in ints):
         raise ValueError(f"`k` must satisfy 0 <= low <= high <= n, but got k={k!r} with n={n}")

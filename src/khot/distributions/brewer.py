@@ -25,18 +25,8 @@ class Brewer(SamplingDesign):
 
     All results are differentiable to any order in ``logits``, and in ``probs`` along changes that keep the sum.
 
-    Args:
-        probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
-        logits: Real scores ``(..., n)``.
-        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
-        relaxation: Map ``relaxation(logits, k, temperature)`` to the inclusion probabilities.
-        temperature: Softness of the relaxation.
-        validate_args: Whether to check the contents of tensors.
-
-    Raises:
-        TypeError: If an argument has the wrong type or dtype.
-        ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
-        NotImplementedError: In ``log_prob``, if k exceeds 10.
+    Arguments and errors are those of :class:`~khot.SamplingDesign`. ``log_prob`` raises NotImplementedError
+    if k exceeds 10.
 
     References:
         [1] Brewer (1975), "A simple procedure for sampling pi-ps wor", Australian Journal of Statistics 17(3).

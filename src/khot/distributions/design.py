@@ -17,7 +17,7 @@ from torch.types import _size as SizeLike
 from typing_extensions import Self
 
 from khot._contents import can_look, is_finite, looks_at_contents
-from khot._validation import as_int, check_flag, check_function, check_positive_contents, checked_positive
+from khot._validation import check_flag, check_function, check_positive_contents, checked_positive
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.exact.small_numbers import log_odds
 from khot.laws.subsets import k_hot_vectors, k_hot_vectors_of_rank
@@ -161,7 +161,7 @@ class SamplingDesign(KHotDistribution):
             param, size = broadcast_with_k(self.parameter_name, param, size)
         self.k = self.largest_k = size
         if not (k is None or isinstance(k, Tensor)):
-            self._shared_k, self._sizes_are_numbers = as_int(k), True
+            self._shared_k, self._sizes_are_numbers = operator.index(k), True
         return param
 
     def _widened(self) -> Tensor:

@@ -11,7 +11,6 @@
 
 import functools
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -105,7 +104,7 @@ def _expected_log_prob(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
     if isinstance(p, ConditionalPoisson) and p._size_varies:
         sizes, means = p.size_probs, size_prior.means_by_size(p._logits, prior)
     else:
-        sizes = torch.nn.functional.one_hot(p.k, operator.index(q.event_shape[0]) + 1)
+        sizes = torch.nn.functional.one_hot(p.k, q.event_shape[0] + 1)
         means = p.mean.expand(prior.high - prior.low + 1, *p.mean.shape)
     means = means.view(len(means), *(1,) * (len(batch_shape) - len(p.batch_shape)), *means.shape[1:])
     sizes = sizes.double().expand(*batch_shape, -1)  # the axis of sizes moves to the front of all of these
@@ -147,15 +146,20 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
     value = p.enumerate_support(expand=False)
     log_p = p.log_prob(value)
     log_q = q._unchecked().log_prob(value)  # values that are impossible under q give infinity here and would raise
+    return _divergence(log_p, log_q, dim=0)
+
+
+def _divergence(log_p: Tensor, log_q: Tensor, dim: int) -> Tensor:
+    """The sum of p (log p - log q) over an axis, in which terms with p = 0 are 0."""
     possible = log_p > -torch.inf
     ratio = log_p.masked_fill(~possible, 0.0) - log_q.masked_fill(~possible, 0.0)
-    return (log_p.exp() * ratio).sum(0)
+    return (log_p.exp() * ratio).sum(dim)
 
 
 def _number_of_vectors(design: SamplingDesign) -> int:
     """The number of vectors in the support of the row that has most."""
     fixed = design.wrapped if isinstance(design, PhantomUnit) else design
-    n = operator.index(fixed.event_shape[0])
+    n = fixed.event_shape[0]
     if fixed._size_varies:
         low, high = fixed._ends_of_all_rows("a divergence by enumeration")
         return sum(math.comb(n, size) for size in range(low, high + 1))
@@ -166,7 +170,7 @@ def _number_of_vectors(design: SamplingDesign) -> int:
 @entry
 @_rounded
 def _kl_to_one_hot(p: SamplingDesign, q: OneHotCategorical) -> Tensor:
-    divergence = _of_single_units(_log_prob_of_single_units(p, q), _log_probs(q))
+    divergence = _divergence(_log_prob_of_single_units(p, q), _log_probs(q), dim=-1)
     return torch.where((p.k == 1) & (p.largest_k == 1), divergence, torch.inf)
 
 
@@ -174,13 +178,7 @@ def _kl_to_one_hot(p: SamplingDesign, q: OneHotCategorical) -> Tensor:
 @entry
 @_rounded
 def _kl_from_one_hot(p: OneHotCategorical, q: SamplingDesign) -> Tensor:
-    return _of_single_units(_log_probs(p), _log_prob_of_single_units(q, p))
-
-
-def _of_single_units(log_p: Tensor, log_q: Tensor) -> Tensor:
-    possible = log_p > -torch.inf
-    ratio = log_p.masked_fill(~possible, 0.0) - log_q.masked_fill(~possible, 0.0)
-    return (log_p.exp() * ratio).sum(-1)
+    return _divergence(_log_probs(p), _log_prob_of_single_units(q, p), dim=-1)
 
 
 def _log_probs(one_hot: OneHotCategorical) -> Tensor:
@@ -201,9 +199,7 @@ def _log_prob_of_single_units(design: SamplingDesign, other: OneHotCategorical) 
     n, batch_dim = design.event_shape[0], len(design.batch_shape)
     units = torch.eye(n, dtype=design.dtype, device=design.parameter.device)
     try:
-        log_prob = design._unchecked().log_prob(
-            units.view(n, *(1,) * batch_dim, n)
-        )  # vectors of another size would raise
-        return log_prob.movedim(0, -1)
+        # Without checks, because vectors of another size would raise.
+        return design._unchecked().log_prob(units.view(n, *(1,) * batch_dim, n)).movedim(0, -1)
     except NotImplementedError:  # a single unit is drawn with its inclusion probability by every design
         return design.mean.log().masked_fill((design.k != 1).unsqueeze(-1), -torch.inf)

@@ -22,17 +22,7 @@ class Pivotal(SamplingDesign):
 
     ``mean`` is ``probs``. It is differentiable in ``logits``, and in ``probs`` along changes that keep the sum.
 
-    Args:
-        probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
-        logits: Real scores ``(..., n)``.
-        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
-        relaxation: Map ``relaxation(logits, k, temperature)`` to the inclusion probabilities.
-        temperature: Softness of the relaxation.
-        validate_args: Whether to check the contents of tensors.
-
-    Raises:
-        TypeError: If an argument has the wrong type or dtype.
-        ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
+    Arguments and errors are those of :class:`~khot.SamplingDesign`.
 
     References:
         [1] Deville, Tillé (1998), "Unequal probability sampling without replacement through a splitting method",

@@ -11,7 +11,7 @@ The Jacobian from z, up to a constant, to the first n - 1 entries of y, whose su
 """
 
 import math
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, cast
 
 import torch
@@ -27,7 +27,6 @@ from khot._validation import (
     check_flag,
     check_function,
     check_positive_contents,
-    check_strided,
     check_value,
     checked_positive,
 )
@@ -77,10 +76,6 @@ class RelaxedKHot(KHotDistribution):
             constant and have no density.
         relaxation: Map ``relaxation(scores, k, temperature)`` onto the capped simplex.
         validate_args: Whether to check the contents of tensors.
-
-    Raises:
-        TypeError: If an argument has the wrong type or dtype.
-        ValueError: If shapes or values are out of range.
 
     References:
         [1] Maddison, Mnih, Teh (2017), "The Concrete distribution", arXiv:1611.00712: the case of k = 1 and softmax.
@@ -153,10 +148,6 @@ class RelaxedKHot(KHotDistribution):
 
         Returns:
             Tensor like ``scores``, with the dtype of ``logits`` and the gradient that ``rsample`` has.
-
-        Raises:
-            TypeError: If ``scores`` is not a floating-point tensor.
-            ValueError: If its shape does not fit.
 
         Example:
             >>> RelaxedKHot(0.5, logits=torch.zeros(3), k=1.5).from_scores(torch.tensor([-0.5, 0.0, 0.5]))
@@ -256,15 +247,8 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
     replace the probability of the sample.
 
     Args:
-        temperature: Positive softness, a number or a tensor that broadcasts to the batch shape.
-        logits: Finite log-weights ``(..., n)``.
+        temperature, logits, relaxation, validate_args: See :class:`RelaxedKHot`; the relaxation keeps the order.
         k: Number of ones, an int or an integer tensor that broadcasts with the batch shape.
-        relaxation: Map ``relaxation(scores, k, temperature)`` onto the capped simplex that keeps the order.
-        validate_args: Whether to check the contents of tensors.
-
-    Raises:
-        TypeError: If an argument has the wrong type or dtype.
-        ValueError: If shapes or values are out of range.
 
     References:
         [1] Jang, Gu, Poole (2017), "Categorical reparameterization with Gumbel-softmax", arXiv:1611.01144.
@@ -303,16 +287,11 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
 
 
 def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:
-    shape = logits.shape
-    n = shape[-1]
-    if isinstance(k, Tensor):
-        check_strided("k", k)
-        if k.is_complex() or k.dtype == torch.bool:
-            raise TypeError(f"`k` must be real, but got a tensor of dtype {k.dtype}")
-        return k if k.is_floating_point() else k.long()
-    if isinstance(k, bool) or not isinstance(k, Real):
-        advice = f"; {RANGE_ADVICE}" if isinstance(k, tuple) else ""
-        raise TypeError(f"`k` must be a real number or a tensor, but got {k!r}{advice}")
-    if not 0 <= float(k) <= n:
-        raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-    return as_int(k) if isinstance(k, Integral) else float(k)  # some relaxations take only integers
+    if isinstance(k, tuple):
+        raise TypeError(f"`k` must be a real number or a torch.Tensor, but got {k!r}; {RANGE_ADVICE}")
+    total: Any = capped_simplex(k).k  # which checks everything but the upper limit
+    if isinstance(total, Tensor):
+        return total
+    if total > logits.shape[-1]:
+        raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={logits.shape[-1]}")
+    return as_int(total) if isinstance(total, Integral) else float(total)  # some relaxations take only integers

@@ -29,7 +29,8 @@ def sizes_of(law: Any, wanted: str) -> list[int]:
         return [operator.index(law._shared_k)]
     varies = getattr(law, "_size_varies", False)
     if not can_look(law.k):
-        raise _unknown(wanted, "the sizes, which are unknown" if varies else "`k` as an int")
+        needed = "the sizes, which are unknown" if varies else "`k` as an int"
+        raise NotImplementedError(f"{wanted} needs {needed} under vmap and for tensors without contents")
     if varies and not torch.equal(law.k, law.largest_k):
         raise NotImplementedError(
             f"{wanted} needs draws of one size, but this {type(law).__name__} has a range of sizes, {law.support}"
@@ -64,7 +65,3 @@ def shared_k(law: Any, wanted: str, advice: str = "") -> int:
         advice = f"; {advice}" if advice else ""
         raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes}{advice}")
     return sizes[0]
-
-
-def _unknown(wanted: str, needed: str) -> NotImplementedError:
-    return NotImplementedError(f"{wanted} needs {needed} under vmap and for tensors without contents")

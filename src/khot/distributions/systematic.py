@@ -26,18 +26,8 @@ class Systematic(SamplingDesign):
     sum, with kinks where partial sums of ``probs`` differ by an integer. Vectors with a probability below 16 eps of
     float64 count as impossible, because rounding produces such vectors.
 
-    Args:
-        probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
-        logits: Real scores ``(..., n)``.
-        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
-        order: ``"fixed"`` or ``"random"``.
-        relaxation: Map ``relaxation(logits, k, temperature)`` to the inclusion probabilities.
-        temperature: Softness of the relaxation.
-        validate_args: Whether to check the contents of tensors.
-
-    Raises:
-        TypeError: If an argument has the wrong type or dtype.
-        ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
+    Arguments and errors are those of :class:`~khot.SamplingDesign`. ``order`` is ``"fixed"`` or
+    ``"random"``.
 
     References:
         [1] Madow (1949), "On the theory of systematic sampling, II", Annals of Mathematical Statistics 20(3).

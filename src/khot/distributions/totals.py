@@ -52,8 +52,7 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
         the wider of the dtypes of ``value``, if that is a floating-point one, and ``y``.
 
     Raises:
-        TypeError: If ``design`` is not a SamplingDesign, ``value`` not real, or ``y`` not a floating-point tensor.
-        ValueError: If shapes do not match, or, with the validation of ``design`` on, if it cannot draw ``value``.
+        ValueError: With the validation of ``design`` on, if it cannot draw ``value``.
         NotImplementedError: If ``design`` is a ConditionalPoisson with a range of sizes: V needs a fixed size.
 
     References:
@@ -152,18 +151,15 @@ def _variance(design: SamplingDesign, value: Tensor, y: Tensor) -> Tensor:
         design = design.wrapped
     probs = design.mean.double()
     ratio, random_units = y / _positive(probs), ((value > 0) & (probs < 1)).sum(-1)
-    return _variance_of_pairs(design, probs, value, ratio).masked_fill(random_units == 1, torch.nan)
-
-
-def _variance_of_pairs(design: SamplingDesign, probs: Tensor, value: Tensor, ratio: Tensor) -> Tensor:
-    """V of draws with no or several units that are not certain."""
     try:
         pairs = design.pairwise_inclusion.double()
     except NotImplementedError:
         if design.event_shape[0] < FEW:
             _warn_of_few_units(type(design).__name__)
-        return _high_entropy(probs, value, ratio)
-    return _sen_yates_grundy(probs, pairs, value, ratio)
+        variance = _high_entropy(probs, value, ratio)
+    else:
+        variance = _sen_yates_grundy(probs, pairs, value, ratio)
+    return variance.masked_fill(random_units == 1, torch.nan)
 
 
 @functools.cache  # once for each class of designs
@@ -172,7 +168,7 @@ def _warn_of_few_units(name: str) -> None:
         f"horvitz_thompson approximates the variance here, because this {name} has no pairwise_inclusion, and the "
         f"approximation is meant for {FEW} units or more: with fewer, prefer a design that has it, such as Sampford"
     )
-    warnings.warn(message, RuntimeWarning, stacklevel=7)  # at the line that calls horvitz_thompson
+    warnings.warn(message, RuntimeWarning, stacklevel=6)  # at the line that calls horvitz_thompson
 
 
 def _sen_yates_grundy(probs: Tensor, pairs: Tensor, value: Tensor, ratio: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ surrogate, of shape ``batch_shape``, is differentiated in place of E[f(x)] with 
 and of f: its gradient is the estimate. ``score_function_surrogate`` constructs it from given draws and losses. A
 ``generator`` must be on the device of the parameters. Each function has two attributes: ``unbiased``, whether the
 expected gradient is exact for every f and design, and ``min_samples``.
+
+An argument of a wrong type raises TypeError, and one of a wrong shape or out of range ValueError.
 """
 
 from khot.distributions import RelaxedKHotStraightThrough

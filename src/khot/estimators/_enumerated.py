@@ -41,9 +41,7 @@ def enumerated(
         Tensor of shape ``batch_shape``, E[f(x)].
 
     Raises:
-        TypeError: If ``design`` is not a distribution, ``chunk_size`` not an int, or f returns no floating-point
-            tensor.
-        ValueError: If there are more than a million vectors, ``chunk_size`` < 1, or f returns the wrong shape.
+        ValueError: If there are more than a million vectors.
         NotImplementedError: If ``design`` has no ``log_prob``, or rows of its batch differ in k.
 
     Example:

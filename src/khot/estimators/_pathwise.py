@@ -39,8 +39,6 @@ def pathwise(
         Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
 
     Raises:
-        TypeError: If ``design`` is not a distribution, or f returns no floating-point tensor.
-        ValueError: If ``num_samples`` < 1, or f returns the wrong shape.
         NotImplementedError: If ``design`` has no ``rsample``.
 
     Example:
@@ -65,23 +63,10 @@ def pathwise(
 def straight_through(
     design: Distribution, f: Loss, num_samples: int = 1, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """:func:`pathwise` through :class:`~khot.StraightThrough`: f at hard samples, backward through ``design.mean``.
+    """:func:`pathwise` through ``StraightThrough(design)``: f at hard samples, backward through ``design.mean``.
 
-    The gradient is exact for linear f, and otherwise biased to first order in the curvature of f. On
-    :class:`~khot.ConditionalPoisson` it is the SIMPLE estimator.
-
-    Args:
-        design: A sampling design, or several made independent by ``to_event``; no ``log_prob`` is needed.
-        f: Maps values to losses ``(num_samples, *batch_shape)``, see :mod:`khot.estimators`.
-        num_samples: Number of independent draws.
-        generator: Source of randomness; by default torch's own.
-
-    Returns:
-        Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
-
-    Raises:
-        TypeError: If ``design`` is not a SamplingDesign, or f returns no floating-point tensor.
-        ValueError: If ``num_samples`` < 1, or f returns the wrong shape.
+    ``design`` is a sampling design, or several made independent by ``to_event``; it needs no ``log_prob``.
+    :class:`~khot.StraightThrough` describes the bias.
 
     Example:
         >>> logits = torch.zeros(4, requires_grad=True)
@@ -104,23 +89,10 @@ def reinmax(
     relaxation: Relaxation | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """:func:`pathwise` through :class:`~khot.ReinMax`: f at hard samples, backward with second-order accuracy.
+    """:func:`pathwise` through ``ReinMax(design)``: f at hard samples, backward with second-order accuracy.
 
-    Args:
-        design: A sampling design, or several made independent by ``to_event``; no ``log_prob`` is needed.
-        f: Maps values to losses ``(num_samples, *batch_shape)``, see :mod:`khot.estimators`.
-        num_samples: Number of independent draws.
-        temperature: See :class:`~khot.ReinMax`.
-        relaxation: See :class:`~khot.ReinMax`; for designs that do not know their relaxation.
-        generator: Source of randomness; by default torch's own.
-
-    Returns:
-        Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
-
-    Raises:
-        TypeError: If ``design`` is not a SamplingDesign, or f returns no floating-point tensor.
-        ValueError: If ``num_samples`` < 1, or f returns the wrong shape.
-        NotImplementedError: If the Jacobian is not known; see :class:`~khot.ReinMax`.
+    ``design`` is a sampling design, or several made independent by ``to_event``; it needs no ``log_prob``.
+    :class:`~khot.ReinMax` describes ``temperature``, ``relaxation`` and the bias.
 
     Example:
         >>> logits = torch.zeros(2, requires_grad=True)

@@ -70,9 +70,7 @@ def perturbed_topk(
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim`` up to rounding.
 
     Raises:
-        ValueError: If ``k``, ``scale`` or ``num_samples`` is out of range, ``x`` contains NaN, or fewer than ``k``
-            entries are unmasked.
-        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If ``x`` contains NaN, or fewer than ``k`` entries are unmasked.
 
     References:
         [1] Berthet et al. (2020), "Learning with differentiable perturbed optimizers", arXiv:2002.08676.
@@ -111,10 +109,10 @@ class PerturbedTopK(PerturbedWrapper):
     .. math:: x &= \mathrm{top}_k(\theta + \sigma Z_0), \\ \frac{\partial x}{\partial \theta} &:=
         \frac{1}{\sigma M} \sum_{m=1}^M (\mathrm{top}_k(\theta + \sigma Z_m) - \mathrm{top}_k(\theta))\,Z_m^\top
 
-    This is a straight-through estimator. The Jacobian of E[x] is estimated without bias from M further perturbations of
-    every draw, so the gradient of E[f(x)] is unbiased for linear f, and otherwise biased to first order in the
-    curvature of f. ``rsample`` returns exact k-hot vectors; if a gradient is needed it costs O(M n) time and memory per
-    draw.
+    This is the straight-through form of :func:`perturbed_topk`. The Jacobian of E[x] is estimated without bias from M
+    further perturbations of every draw, so the gradient of E[f(x)] is unbiased for linear f, and otherwise biased to
+    first order in the curvature of f. ``rsample`` returns exact k-hot vectors; if a gradient is needed it costs O(M n)
+    time and memory per draw.
 
     ``mean`` and ``log_prob`` are not known. For an ELBO, choose how draws are scored: ``log_prob=`` a design
     of the same shape and size, or ``"none"``, which scores 0 and drops the entropy.
@@ -127,14 +125,6 @@ class PerturbedTopK(PerturbedWrapper):
         num_samples: Number of perturbations for the Jacobian, M.
         log_prob: How draws are scored.
         validate_args: Whether to check the contents of tensors.
-
-    Raises:
-        TypeError: If an argument has the wrong type or dtype.
-        ValueError: If shapes or values are out of range.
-
-    References:
-        [1] Berthet et al. (2020), "Learning with differentiable perturbed optimizers", arXiv:2002.08676.
-        [2] Cordonnier et al. (2021), "Differentiable patch selection for image recognition", arXiv:2104.03059.
 
     Example:
         >>> logits = torch.tensor([0.0, 10.0, 20.0], requires_grad=True)

@@ -62,21 +62,15 @@ class ReinMax(DesignWrapper):
     :math:`\pi_1`. Second derivatives are those of the estimate.
 
     Args:
-        design: The design to draw from.
+        design, log_prob, validate_args: See :class:`~khot.StraightThrough`.
         temperature: Softness of :math:`\pi_\tau` as a multiple of the design's own; a positive number, or a tensor that
             broadcasts to the batch shape.
-        log_prob: How draws are scored: None for the design itself, another design of the same shape, size and inclusion
-            probabilities, or ``"none"`` for 0.
         relaxation: The map whose Jacobian to use, for designs that do not know it: those made from ``probs``, such as
             ``probs=relaxation(logits, k, T)``, and those whose mean is not a relaxation of their logits. The gradient
             with respect to ``probs``, passed on through that relaxation, is the one above. Overrides the design's own.
-        validate_args: Whether to check that the two designs agree, and values given to ``log_prob``; by default, as the
-            designs do.
 
     Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If ``temperature`` is out of range, a shape does not fit, or, with validation on, the two designs
-            differ in size or inclusion probabilities.
+        ValueError: With validation on, if the two designs differ in size or inclusion probabilities.
         NotImplementedError: If the design has a prior over its size, if it has a range of sizes and a relaxation is
             given, if it has no relaxation and none is given, or if the slope of the relaxation at given probabilities
             is not known, which takes a :class:`~khot.Link`. The links of the sparse maps do not qualify, because their
@@ -137,7 +131,10 @@ class ReinMax(DesignWrapper):
             return law.attach_gradient(wide(value)).to(value.dtype)
         if isinstance(self.design, PhantomUnit):
             return self._attach_with_phantom(self.design, value)
-        tangent = self._tangent()
+        if self.relaxation is None and isinstance(self.design, ConditionalPoisson):
+            tangent = _covariance_tangent(self.design)
+        else:
+            tangent = _link_tangent(self.design, self.relaxation)
         unchanged = isinstance(self.temperature, (int, float)) and self.temperature == 1
         softened = tangent.probs if unchanged else tangent.softened(self.temperature)
         shifted = (value + softened) / 2
@@ -158,11 +155,6 @@ class ReinMax(DesignWrapper):
         )
         estimator = ReinMax(fixed, self.temperature, relaxation=self.relaxation)
         return (estimator.attach_gradient(with_phantom(design, value)) + change)[..., :-1].to(value.dtype)
-
-    def _tangent(self) -> "_Tangent":
-        if self.relaxation is None and isinstance(self.design, ConditionalPoisson):
-            return _covariance_tangent(self.design)
-        return _link_tangent(self.design, self.relaxation)
 
 
 class _Tangent(NamedTuple):

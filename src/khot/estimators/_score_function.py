@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from khot._torch_internals import is_recomputed
-from khot._validation import check_strided, checked_share
+from khot._validation import check_strided, checked_share, expanded
 from khot.distributions.base import draw
 
 from ._convention import Loss, check_design, checked_call, declares, evaluate
@@ -26,10 +26,6 @@ class MovingAverage:
 
     Args:
         decay: Weight in [0, 1) of the past, against the losses of the latest call.
-
-    Raises:
-        TypeError: If ``decay`` is not a number.
-        ValueError: If it is out of range.
 
     Example:
         >>> baseline = MovingAverage(decay=0.9)
@@ -110,8 +106,6 @@ def score_function(
         Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
 
     Raises:
-        TypeError: If ``design`` is not a distribution, or f or the baseline returns something of the wrong type.
-        ValueError: If ``num_samples`` is too small, the baseline is unknown, or a shape is wrong.
         NotImplementedError: If ``design`` has no ``log_prob``.
 
     References:
@@ -158,9 +152,6 @@ def score_function_surrogate(
         Surrogate of shape ``batch_shape``: its value is the mean of the losses, its gradient the estimate.
 
     Raises:
-        TypeError: If ``design`` is not a distribution, ``value`` not a tensor, ``losses`` not a floating-point tensor,
-            or the baseline returns something of the wrong type.
-        ValueError: If a shape is wrong, there are too few draws, or the baseline is unknown.
         NotImplementedError: If ``design`` has no ``log_prob``.
 
     Example:
@@ -223,13 +214,14 @@ def _surrogate(design: Distribution, values: Tensor, losses: Tensor, baseline: B
 
 def _baseline_values(design: Distribution, losses: Tensor, baseline: Baseline) -> float | Tensor:
     """The baseline of each draw; broadcasts with ``losses`` (S, *batch_shape)."""
-    if callable(baseline):
-        return _checked(baseline(design), losses)
-    return NAMED[baseline](losses)
-
-
-def _zero(losses: Tensor) -> float:
-    return 0.0
+    if not callable(baseline):
+        return NAMED[baseline](losses)
+    value: Any = baseline(design)
+    if isinstance(value, (int, float)):
+        return value
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`baseline` must return a number or a tensor, but returned {type(value).__name__}")
+    return expanded("baseline(design)", value.detach(), losses.shape[1:])
 
 
 def _mean_so_far(losses: Tensor) -> Tensor:
@@ -242,21 +234,7 @@ def _mean_of_the_others(losses: Tensor) -> Tensor:
 
 
 NAMED: dict[str, Callable[[Tensor], float | Tensor]] = {
-    "none": _zero,
+    "none": lambda losses: 0.0,
     "moving_average": _mean_so_far,
     "leave_one_out": _mean_of_the_others,
 }
-
-
-def _checked(value: Any, losses: Tensor) -> float | Tensor:
-    if isinstance(value, (int, float)):
-        return value
-    if not isinstance(value, Tensor):
-        raise TypeError(f"`baseline` must return a number or a tensor, but returned {type(value).__name__}")
-    batch_shape = losses.shape[1:]
-    try:
-        return value.detach().expand(batch_shape)
-    except RuntimeError:
-        wanted = f"a value that broadcasts to the batch shape {tuple(batch_shape)}"
-        message = f"`baseline` must return {wanted}, but got shape "
-        raise ValueError(f"{message}{tuple(value.shape)}") from None

@@ -41,8 +41,7 @@ class StraightThrough(DesignWrapper):
             designs do.
 
     Raises:
-        TypeError: If ``design`` is not a SamplingDesign, or ``log_prob`` is none of the above.
-        ValueError: If the two designs differ in shape or, with validation on, in size or inclusion probabilities.
+        ValueError: With validation on, if the two designs differ in size or inclusion probabilities.
 
     References:
         [1] Bengio, Leonard, Courville (2013), "Estimating or propagating gradients through stochastic neurons",

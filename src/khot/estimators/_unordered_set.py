@@ -63,9 +63,7 @@ def unordered_set(
         contain improbable vectors too often.
 
     Raises:
-        TypeError: If ``design`` is not a distribution, or f returns no floating-point tensor.
-        ValueError: If the support is too large to be listed, ``num_samples`` is out of range, the baseline is unknown,
-            or f returns the wrong shape.
+        ValueError: If the support is too large to be listed.
         NotImplementedError: If ``design`` has no ``log_prob``, or rows of its batch differ in k.
 
     References:

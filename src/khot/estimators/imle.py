@@ -34,11 +34,7 @@ class AdaptiveStep:
         initial: First :math:`\alpha`.
         increment: Change of :math:`\alpha` per backward pass.
         target: Target number of nonzero gradient entries per draw.
-        decay: Weight of the past in the running mean, which starts at ``target``.
-
-    Raises:
-        TypeError: If an argument is not a real number.
-        ValueError: If ``decay`` is not in [0, 1), or another argument is not positive and finite.
+        decay: Weight of the past in the running mean, in [0, 1), which starts at ``target``.
 
     References:
         [1] Minervini, Franceschi, Niepert (2023), "Adaptive perturbation-based gradient estimation for discrete latent
@@ -85,8 +81,7 @@ class AdaptiveStep:
 
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
         """Resumes with the state and the settings of another object."""
-        for name in STATE:
-            setattr(self, name, state_dict[name])
+        vars(self).update({name: state_dict[name] for name in STATE})
 
 
 @feels_between_vertices
@@ -106,23 +101,15 @@ class IMLE(PerturbedWrapper):
     less than those of Gumbel top-k, or of :class:`~khot.ConditionalPoisson` with ``logits / temperature``, and much
     less if k is large. ``rsample`` returns exact k-hot vectors, which can be differentiated once.
 
-    ``mean`` and ``log_prob`` are not known. For an ELBO, choose how draws are scored: ``log_prob=`` a design
-    of the same shape and size, or ``"none"``, which scores 0 and drops the entropy.
+    ``mean`` and ``log_prob`` are not known, so an ELBO needs the argument ``log_prob``.
 
     Args:
-        logits: Real scores ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape.
+        logits, k, log_prob, validate_args: See :class:`~khot.PerturbedTopK`.
         step: :math:`\lambda`, a positive number, a tensor that broadcasts to the batch shape, or an
             :class:`AdaptiveStep`, whose state each backward pass updates.
         noise: ``"gumbel"`` or ``"sum_of_gamma"``.
         temperature: Scale of the noise, which gets no gradient; a positive number, or a tensor that broadcasts to the
             batch shape.
-        log_prob: How draws are scored.
-        validate_args: Whether to check the contents of tensors.
-
-    Raises:
-        TypeError: If an argument has the wrong type or dtype.
-        ValueError: If shapes or values are out of range.
 
     References:
         [1] Niepert, Minervini, Franceschi (2021), "Implicit MLE: backpropagating through discrete exponential family

@@ -50,12 +50,9 @@ class PerturbedScores(SamplingDesign):
     """The law of the top k of ``logits + scale * noise``, which is only known through its draws.
 
     Args:
-        logits: Real scores ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape.
+        logits, k, scale, validate_args: See :class:`PerturbedTopK`.
         noise: The function that draws the noise.
-        scale: Scale of the noise; a positive number, or a tensor that broadcasts to the batch shape.
         name: The name of the scale in error messages.
-        validate_args: Whether to check the contents of tensors.
     """
 
     def __init__(

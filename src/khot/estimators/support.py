@@ -6,12 +6,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent
+from torch.distributions import Distribution
 
 from khot._contents import can_look
 from khot.constraints import k_hot
 from khot.distributions.design import MAX_SUPPORT
 from khot.laws.subsets import k_hot_vectors_of_rank
+
+from .wrapper import base_law
 
 
 class Support:
@@ -30,10 +32,7 @@ class Support:
     """
 
     def __init__(self, design: Distribution, limit: str) -> None:
-        law = design
-        while isinstance(law, Independent):
-            law = law.base_dist
-        self.design = design
+        self.design, law = design, base_law(design)
         latents = math.prod(design.event_shape[: len(design.event_shape) - len(law.event_shape)])
         self._factor = (_KHot if isinstance(law.support, k_hot) else _Listed)(law, latents)
         counts = self._factor.counts
@@ -42,17 +41,13 @@ class Support:
         self.count = math.prod(counts)
         # A value is numbered in a mixed radix: the number of each latent times the number of values of all later ones.
         place = [math.prod(counts[latent + 1 :]) for latent in range(len(counts))]
-        self._place, self._radix = (_constant(v, self._factor.like.device) for v in (place, counts))
+        self._place, self._radix = torch.tensor([place, counts], dtype=torch.long, device=self._factor.like.device)
 
     def values(self, start: int, stop: int) -> Tensor:
         """The values ``start`` to ``stop - 1``: ``(stop - start, *1 for each batch dimension, *event_shape)``."""
         number = torch.arange(start, stop, device=self._place.device).unsqueeze(-1)
         values = self._factor.values(number // self._place % self._radix)
         return values.view(stop - start, *(1,) * len(self.design.batch_shape), *self.design.event_shape)
-
-
-def _constant(numbers: list[int], device: torch.device) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.long, device=device)
 
 
 class _KHot:
@@ -67,7 +62,7 @@ class _KHot:
         return _product({sizes: [f"C({self.n}, {k})" for k in sizes] for sizes in self.sizes}, self.sizes)
 
     def values(self, ranks: Tensor) -> Tensor:
-        """The values ``(m, latents, n)`` of ranks ``(m, latents)``; constants in a trace, where sizes are numbers."""
+        """The values ``(m, latents, n)`` of ranks ``(m, latents)``."""
         values = self.like.new_empty(*ranks.shape, self.n)
         for sizes in set(self.sizes):
             columns = [latent for latent, own in enumerate(self.sizes) if own == sizes]

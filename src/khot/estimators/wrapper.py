@@ -32,18 +32,7 @@ class DesignWrapper(KHotDistribution):
     """A sampling design whose draws carry a gradient: a Pyro distribution with ``rsample``.
 
     A subclass defines ``_rsample(shape, generator)``. A tensor among its own attributes starts with
-    ``batch_shape``.
-
-    Args:
-        design: The design to draw from.
-        log_prob: How draws are scored: None for the design itself, another design of the same shape, size and inclusion
-            probabilities, or ``"none"`` for 0.
-        validate_args: Whether to check that the two designs agree, and values given to ``log_prob``; by default, as the
-            designs do.
-
-    Raises:
-        TypeError: If ``design`` is not a SamplingDesign, or ``log_prob`` is none of the above.
-        ValueError: If the two designs differ in shape or, with validation on, in size or inclusion probabilities.
+    ``batch_shape``. Arguments and errors are those of :class:`StraightThrough`.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}
@@ -57,14 +46,14 @@ class DesignWrapper(KHotDistribution):
             advice = "; wrap it before `to_event`" if isinstance(design, Independent) else ""
             got = f"{described(design, SamplingDesign)}{advice}"
             raise TypeError(f"`design` must be a khot.distributions.SamplingDesign, but got {got}")
+        given: Any = log_prob
         if isinstance(log_prob, SamplingDesign):
             if log_prob.shape() != design.shape():
                 raise ValueError(
                     f"`log_prob` must have the shape of `design`, {tuple(design.shape())}, "
                     f"but has {tuple(log_prob.shape())}"
                 )
-        elif not (log_prob is None or _is_name(log_prob)):
-            given: Any = log_prob
+        elif not (given is None or (isinstance(given, str) and given == "none")):
             got = described(given, SamplingDesign) if isinstance(given, type) else repr(given)
             raise TypeError(f"`log_prob` must be None, a SamplingDesign or 'none', but got {got}")
         if validate_args is None:
@@ -76,7 +65,8 @@ class DesignWrapper(KHotDistribution):
         self._provenance = design._provenance.union(() if self.scorer is None else self.scorer._provenance)
         super().__init__(design.batch_shape, design.event_shape, validate_args=validate_args)
         if self._validate_args and isinstance(log_prob, SamplingDesign) and log_prob is not design:
-            _check_scorer(design, log_prob)
+            _check_sizes(design, log_prob)
+            _check_marginals(design, log_prob)
 
     def _checked_softness(self, name: str, value: float | Tensor) -> float | Tensor:
         """A positive number, or a tensor that broadcasts to the batch shape."""
@@ -156,18 +146,9 @@ class DesignWrapper(KHotDistribution):
             ) from error
 
 
-def _is_name(log_prob: Any) -> bool:
-    return isinstance(log_prob, str) and log_prob == "none"
-
-
-def _check_scorer(design: SamplingDesign, scorer: SamplingDesign) -> None:
-    """Checks that one law may score the draws of another, if the contents of tensors can be read."""
-    if looks_at_contents(design.k, scorer.k):
-        _check_sizes(design, scorer)
-        _check_marginals(design, scorer)
-
-
 def _check_sizes(design: SamplingDesign, scorer: SamplingDesign) -> None:
+    if not looks_at_contents(design.k, scorer.k):
+        return
     for wanted, got in ((design.k, scorer.k), (design.largest_k, scorer.largest_k)):
         got = got.to(wanted.device)
         wrong = wanted != got
@@ -230,7 +211,7 @@ def unrounded_law(law: Distribution) -> Distribution:
 def scores_of(law: Distribution, values: Tensor) -> tuple[Tensor, torch.dtype]:
     """``law.log_prob(values)``, in float32 if the law would round it to a half type, and the dtype of the law."""
     log_prob = unrounded_law(law).log_prob(values)
-    dtype = getattr(_latent(law), "dtype", log_prob.dtype)
+    dtype = getattr(base_law(law), "dtype", log_prob.dtype)
     return wide(log_prob), dtype
 
 
@@ -239,7 +220,8 @@ def wide(x: Tensor) -> Tensor:
     return x.to(compute_dtype(x))
 
 
-def _latent(law: Distribution) -> Distribution:
+def base_law(law: Any) -> Any:
+    """The law inside one that is masked, or made independent over batch dimensions."""
     while isinstance(law, (Independent, MaskedDistribution)):
         law = law.base_dist
     return law

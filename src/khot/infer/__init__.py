@@ -1,4 +1,7 @@
-"""Inference in Pyro models with k-hot sites."""
+"""Inference in Pyro models with k-hot sites.
+
+An argument of a wrong type raises TypeError, and one of a wrong shape or out of range ValueError.
+"""
 
 from .autoguide import AutoKHot
 from .khot_swap import KHotSwap

@@ -24,10 +24,10 @@ from khot.distributions import ConditionalPoisson, PhantomUnit, Pivotal, Samplin
 from khot.distributions.base import unrounded
 from khot.distributions.sizes import size_of
 from khot.estimators import ReinMax
-from khot.estimators.wrapper import check_estimator, wide
+from khot.estimators.wrapper import base_law, check_estimator, wide
 from khot.kernels.threshold import solve_threshold
 
-from .sites import base_law, excluded_between, is_khot, possible_sizes
+from .sites import excluded_between, is_khot, possible_sizes
 
 Estimator = Callable[[SamplingDesign], TorchDistribution]
 DRAWS = 100  # rows that test whether the prior allows all that the guide can draw
@@ -55,12 +55,8 @@ class AutoKHot(AutoGuide):
         \text{ on the support of } x_r
 
     Each row of each site has a :class:`~khot.ConditionalPoisson` with the size, or the range of sizes, that the site
-    has in the model. Its logits :math:`\theta_r` are parameters::
-
-        guide = AutoKHot(model)
-        svi = SVI(model, guide, Adam({"lr": 0.1}), TraceMeanField_ELBO())
-
-    All latent sites of the model must be k-hot. Continuous sites need an autoguide of their own::
+    has in the model. Its logits :math:`\theta_r` are parameters. All latent sites of the model must be k-hot.
+    Continuous sites need an autoguide of their own::
 
         guide = AutoGuideList(model)
         guide.append(AutoKHot(poutine.block(model, expose=["x"])))
@@ -88,8 +84,8 @@ class AutoKHot(AutoGuide):
         create_plates: A function of the model's arguments that returns its plates, as for Pyro's other autoguides.
 
     Raises:
-        TypeError: If an argument has the wrong type, or, at the first call, a latent site is not k-hot.
-        ValueError: If ``init_scale`` is out of range, or, at the first call, the model has no latent k-hot site.
+        TypeError: At the first call, if a latent site is not k-hot.
+        ValueError: At the first call, if the model has no latent k-hot site.
         NotImplementedError: At the first call, if the rows of a subsampled plate differ in their sizes, a plate is
             sequential, or a prior excludes vectors of the guide.
 

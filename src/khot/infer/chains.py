@@ -14,7 +14,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from .sites import Values, nesting_of, terms_from, total_log_prob
+from .sites import nesting_of, terms_from, total_log_prob
 
 PLATE = "khot_chains"
 ADVICE = (
@@ -103,11 +103,6 @@ class ByChain:
         value = z if self.base is None else self.base.inv(z)
         value = value.flatten(before, before + self.inserted)
         return value.movedim(before, before - 1).flatten(0, 1) if before == 2 else value
-
-
-def values_of_chain(values: Values, chain: int) -> Values:
-    """The values of one chain, from values that start with the chain."""
-    return {name: value[chain] for name, value in values.items()}
 
 
 @dataclass

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from khot._validation import check_function, checked_count, checked_share
 
-from .chains import ADVICE, PLATE, Acceptance, InChains, values_of_chain
+from .chains import ADVICE, PLATE, Acceptance, InChains
 from .log_joint import LogJoint
 from .paths import Path, PathLength
 from .sites import GivenKHot, KHotSite, Latents, Start, State, Values, latent_sites, nesting_of
-from .swaps import Move, Point, Proposals, log_ratio
+from .swaps import Move, Proposals, log_ratio
 
 MAX_TRIES = 100  # draws from the prior until one has a finite log joint density, as in Pyro's HMC
 TRIALS = 4  # swaps that test whether the rows of a plate are independent, as the plate promises
@@ -33,16 +33,10 @@ class KHotSwap(MCMCKernel):
     joint density with respect to the vector favours swaps to more probable vectors; these proposals are mixed with
     uniform ones (``khot.infer.swaps`` has the formulas). A step costs one evaluation of the log joint density and its
     gradient, and O(n) more. With a :class:`~khot.ConditionalPoisson` that has a range of sizes, some of the moves add
-    or remove a unit::
+    or remove a unit. The guide to MCMC on k-hot sites has an example of each of the following.
 
-        mcmc = MCMC(KHotSwap(model), num_samples=2000, warmup_steps=500)
-        mcmc.run(data)
-        mcmc.get_samples()["x"].mean(0)  # inclusion probabilities
-
-    **Continuous sites** alternate with the k-hot ones, updated by a kernel for the model in which these are given::
-
-        KHotSwap(model, continuous=NUTS)
-        KHotSwap(model, continuous=lambda given: NUTS(given, max_tree_depth=5))
+    **Continuous sites** alternate with the k-hot ones, updated by a kernel for the model in which these are given:
+    ``continuous=NUTS``, or ``continuous=lambda given: NUTS(given, max_tree_depth=5)``.
 
     **Other discrete sites**, such as an indicator of outliers, are summed out if the model marks them with
     ``infer={"enumerate": "parallel"}``; ``infer_discrete`` gives their posterior from the samples.
@@ -55,18 +49,13 @@ class KHotSwap(MCMCKernel):
     **Chains in a batch.** ``KHotSwap(model, chains=64)`` moves 64 chains at once, each with its own start, in one
     evaluation of the log joint density. The model has to be written as for ``vectorize_particles=True``: values get one
     more batch dimension on the left, so ``(inputs * x).sum(-1)`` works and ``inputs @ x`` does not. ``MCMC`` then has
-    ``chains`` times its ``num_chains`` in ``get_samples(group_by_chain=True)``, ``diagnostics`` and ``summary``. The
-    first dimension of ``initial_params`` is the chain. A continuous kernel moves the continuous sites of all chains
-    together, with one step size, and accepts for all of them at once, so long trajectories of many chains are slow::
-
-        mcmc = MCMC(KHotSwap(model, chains=64), num_samples=2000, warmup_steps=500)
-        mcmc.run(data)
-        mcmc.get_samples(group_by_chain=True)["x"]  # (64, 2000, n)
+    ``chains`` times its ``num_chains`` in ``get_samples(group_by_chain=True)``. The first dimension of
+    ``initial_params`` is the chain. A continuous kernel moves the continuous sites of all chains together, with one
+    step size, and accepts for all of them at once, so long trajectories of many chains are slow.
 
     **Which gradient.** The log joint density is differentiated at the k-hot vector as if it were real-valued. A wrong
     gradient reduces the acceptance rate but never exactness. Without a gradient (a model that tests ``x > 0``, a design
-    whose ``log_prob`` has none) all swaps are uniform. A gradient predicts swaps best where the vector enters linearly:
-    ``(X * x).sum(-1)`` or ``X diag(x) Xᵀ`` rather than ``A Aᵀ`` with ``A = X * x``.
+    whose ``log_prob`` has none) all swaps are uniform.
 
     Any design of a fixed size with a ``log_prob`` can be a prior, and so can ConditionalPoisson with a range of sizes,
     but not ``PhantomUnit``, whose sizes may change with its probabilities. Every swap must lead to a vector of positive
@@ -84,10 +73,10 @@ class KHotSwap(MCMCKernel):
         chains: Number of chains in a batch; None for one chain, for a model that takes no further dimension.
 
     Raises:
-        TypeError: If an argument has the wrong type, or, in ``setup``, ``continuous`` gives no HMC or NUTS kernel, or a
-            discrete site is neither a design of a fixed size nor marked for enumeration.
-        ValueError: If an argument is out of range, or, in ``setup``, the model has no k-hot site, has continuous ones
-            without ``continuous``, is not written for ``chains``, or no start of positive density is found.
+        TypeError: In ``setup``, if ``continuous`` gives no HMC or NUTS kernel, or a discrete site is neither a design
+            of a fixed size nor marked for enumeration.
+        ValueError: In ``setup``, if the model has no k-hot site, has continuous ones without ``continuous``, is not
+            written for ``chains``, or no start of positive density is found.
         NotImplementedError: In ``setup``, if the model subsamples, a design has no ``log_prob``, or ``continuous`` is
             compiled, or a prior over sizes excludes one between others; there or in a later step, if a design has a
             size that depends on another latent site.
@@ -107,6 +96,8 @@ class KHotSwap(MCMCKernel):
         >>> mcmc.get_samples()["x"][:, 0]
         tensor([1., 1., 1., 1., 1.])
     """
+
+    initial_params: Values | None = None  # k-hot values as they are, others unconstrained
 
     def __init__(
         self,
@@ -137,7 +128,7 @@ class KHotSwap(MCMCKernel):
         self._reset()
 
     def _reset(self) -> None:
-        self._initial_params: Values | None = None
+        self.initial_params = None
         self._inner: HMC | None = None
         self._state: State | None = None
         self._sites: list[KHotSite] = []
@@ -146,21 +137,12 @@ class KHotSwap(MCMCKernel):
         self._acceptance: dict[str, Acceptance] = {}
         self._lengths: dict[str, PathLength] = {}
 
-    @property
-    def initial_params(self) -> Values | None:
-        """Initial values: k-hot ones as they are, others unconstrained."""
-        return self._initial_params
-
-    @initial_params.setter
-    def initial_params(self, params: Values) -> None:
-        self._initial_params = params
-
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         self._warmup_steps, self._args, self._kwargs = warmup_steps, args, kwargs
         self._state, self._step, self._inner, self._last = None, 0, None, {}
         self._in_chains = None if self.chains is None else InChains(self.model, self.chains)
         self._given = GivenKHot(self._in_chains or self.model)
-        trace, latents, given = self._start(dict(self._initial_params or {}))
+        trace, latents, given = self._start(dict(self.initial_params or {}))
         params = {name: trace.nodes[name]["value"].detach() for name in latents.khot}
         self._sites = [KHotSite.of(trace, name) for name in latents.khot]
         self._acceptance = {name: Acceptance() for name in latents.khot}
@@ -169,7 +151,7 @@ class KHotSwap(MCMCKernel):
             params |= self._setup_inner(params, {name: given[name] for name in latents.continuous if name in given})
         if latents.enumerated:
             self._log_joint.sum_out(nesting_of(trace))
-        self._initial_params = params
+        self.initial_params = params
         self._log_joint.sites = self._sites
         self._log_joint.check_sizes(params)
         self._sites = self._log_joint.sites = [self._in_blocks(site, params) for site in self._sites]
@@ -196,7 +178,8 @@ class KHotSwap(MCMCKernel):
         wrong = {name: tuple(x.shape) for name, x in given.items() if x.shape[:1] != (self.chains,)}
         if wrong:
             raise ValueError(f"`initial_params` must start with the dimension of {self.chains} chains, but got {wrong}")
-        traces = [self._first_trace(values_of_chain(given, chain)) for chain in range(self._in_chains.number)]
+        of_chains = ({name: values[chain] for name, values in given.items()} for chain in range(self._in_chains.number))
+        traces = list(map(self._first_trace, of_chains))
         latents = latent_sites(traces[0])
         self._check_sites(latents, given)
         self._in_chains.learn(traces[0])
@@ -279,7 +262,7 @@ class KHotSwap(MCMCKernel):
         swapped = torch.where(site.possible[:, None, None], proposals.draw(1.0).of(value), value)
         mixed = torch.where(half[:, None, None], swapped, value)
         here, there, found = (
-            self._log_joint({**params, site.name: site.unblocked(x)}).log_joint[site.name]
+            self._log_joint({**params, site.name: site.unblocked(x)}).points[site.name].log_joint
             for x in (value, swapped, mixed)
         )
         tolerance = torch.finfo(here.dtype).eps ** 0.5
@@ -332,13 +315,14 @@ class KHotSwap(MCMCKernel):
         possible = site.possible
         if not site.moves:
             return params
-        here, length = self._at(params).point(site), self._lengths[site.name].draw()
-        move = self._proposed(here, length)
+        state, length, share = self._at(params), self._lengths[site.name].draw(), self.uniform_share
+        here = state.points[site.name]
+        move: Move = here.proposals.draw(share) if length == 1 else Path.draw(here, length, share)
         value = move.of(here.value)
         if not site.moves_everywhere:
             value = torch.where(possible[:, None, None], value, here.value)
         proposed = self._log_joint({**params, site.name: site.unblocked(value)})
-        probability = log_ratio(move, here, proposed.point(site), self.uniform_share).clamp(max=0).exp()
+        probability = log_ratio(move, here, proposed.points[site.name], share).clamp(max=0).exp()
         if not site.moves_everywhere:
             probability = probability * possible
         accepted = torch.rand_like(probability) < probability
@@ -348,30 +332,19 @@ class KHotSwap(MCMCKernel):
         if not accepted.any():
             return params
         if len(accepted) > 1:
-            proposed = self._mixed(site, accepted, proposed)
+            proposed = self._mixed(site, accepted, proposed, state)
         self._state = proposed
         return proposed.params
 
-    def _proposed(self, here: Point, length: int) -> Move:
-        return here.proposals.draw(self.uniform_share) if length == 1 else Path.draw(here, length, self.uniform_share)
-
-    def _mixed(self, site: KHotSite, accepted: Tensor, proposed: "State") -> "State":
-        """The state in which only some blocks have been swapped."""
-        old = self._at_hand()
-        mixed = proposed.point(site).mixed(accepted, old.point(site))
+    def _mixed(self, site: KHotSite, accepted: Tensor, proposed: State, old: State) -> State:
+        """The proposed state in the accepted blocks of a site, and the old one elsewhere."""
+        mixed = proposed.points[site.name].mixed(accepted, old.points[site.name])
         params = {**old.params, site.name: site.unblocked(mixed.value)}
-        if len(self._sites) == 1:
-            return State.of({site.name: (site, mixed)}, params)
-        if any(other.plate_names != {PLATE} for other in self._sites):
+        if len(self._sites) > 1 and any(other.plate_names != {PLATE} for other in self._sites):
             return self._log_joint(params)  # slopes of other sites may depend on several blocks
-        points = {other.name: (other, proposed.point(other).mixed(accepted, old.point(other))) for other in self._sites}
-        return State.of(points, params)
+        return State(params, {name: point.mixed(accepted, old.points[name]) for name, point in proposed.points.items()})
 
-    def _at_hand(self) -> "State":
-        assert self._state is not None
-        return self._state
-
-    def _at(self, params: Values) -> "State":
+    def _at(self, params: Values) -> State:
         """The log joint density and its slopes at these values, computed again if anything has changed."""
         state = self._state
         if state is None or any(params[name] is not value for name, value in state.params.items()):

@@ -9,10 +9,12 @@ from pyro import poutine
 from torch import Tensor
 
 from khot._contents import can_look
+from khot.estimators.wrapper import base_law
 from khot.relaxations import topk_mask
 
-from .sites import PRIOR_OVER_SIZE, KHotSite, State, Values, base_law
+from .sites import PRIOR_OVER_SIZE, KHotSite, State, Values
 from .summed_out import SummedOut
+from .swaps import Point
 
 
 class LogJoint:
@@ -86,14 +88,7 @@ class LogJoint:
         return poutine.trace(given).get_trace(*self.args, **self.kwargs)
 
     def __call__(self, params: Values) -> State:
-        """The log joint density of the blocks of each k-hot site, and its slopes."""
-        found = self._terms(params)
-        names, half = [site.name for site in self.sites], len(self.sites)
-        slopes, log_joints = (dict(zip(names, terms, strict=True)) for terms in (found[:half], found[half:]))
-        return State(params, slopes, log_joints)
-
-    def _terms(self, params: Values) -> list[Tensor]:
-        """The slopes of all k-hot sites, and then the log joint densities of their blocks."""
+        """The state of a chain with these values."""
         leaves = {site.name: params[site.name].detach().requires_grad_(self.with_slopes) for site in self.sites}
         with torch.enable_grad(), pyro.validation_enabled(False):
             trace = self.trace({**params, **leaves})
@@ -101,13 +96,16 @@ class LogJoint:
                 self._check_sizes_of(trace)  # those values may be the first to show that a size depends on them
             trace.compute_log_prob()
             total: Any = trace.log_prob_sum() if self._summed_out is None else self._summed_out.total(trace)
-        slopes: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        found: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if self.with_slopes and total.requires_grad:
-            slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-        # Slopes only guide the proposals, so one that is not finite is replaced by 0.
-        found = [
-            torch.zeros_like(params[name]) if d is None else d.nan_to_num(0, 0, 0)
-            for name, d in zip(leaves, slopes, strict=True)
-        ]
-        of_blocks = KHotSite.log_joint if self._summed_out is None else self._summed_out.of_blocks
-        return found + [of_blocks(site, trace).detach() for site in self.sites]
+            found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        log_joint = KHotSite.log_joint if self._summed_out is None else self._summed_out.of_blocks
+        points = {}
+        for site, d in zip(self.sites, found, strict=True):
+            value = params[site.name]
+            # Slopes only guide the proposals, so one that is not finite is replaced by 0.
+            slope = torch.zeros_like(value) if d is None else d.nan_to_num(0, 0, 0)
+            points[site.name] = Point(
+                site.blocks(value), site.blocks(slope), log_joint(site, trace).detach(), site.sizes
+            )
+        return State(params, points)

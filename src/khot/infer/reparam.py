@@ -25,10 +25,8 @@ class KHotReparam(Reparam):
     ``KHotReparam(estimator)`` changes only the **guide**: the estimator wraps its sampling design. Samples stay k-hot,
     so the model is unchanged. :class:`~khot.ReinMax` is the recommended estimator. The default is
     :class:`~khot.StraightThrough`, which is cheap and takes every design but ignores curvature. With both, gradients
-    depend on the model between k-hot vectors. How samples are scored is an argument of the estimator::
-
-        guide = poutine.reparam(guide, {"x": KHotReparam(ReinMax)})
-        guide = poutine.reparam(guide, {"x": KHotReparam(partial(ReinMax, log_prob="none"))})
+    depend on the model between k-hot vectors. How samples are scored is an argument of the estimator, as in
+    ``KHotReparam(partial(ReinMax, log_prob="none"))``.
 
     ``KHotReparam(temperature=t)`` changes **model and guide**: the design becomes a :class:`~khot.RelaxedKHot` with the
     design's ``logits`` as log-weights, divided by its own temperature; if the design was made from ``probs``, with
@@ -39,11 +37,9 @@ class KHotReparam(Reparam):
         relax = KHotReparam(temperature=0.5)
         svi = SVI(poutine.reparam(model, {"x": relax}), poutine.reparam(guide, {"x": relax}), optimizer, Trace_ELBO())
 
-    A model relaxed in this way also works with AutoNormal and NUTS. They must start from a sample, because their
-    default start is not available for k-hot vectors::
-
-        guide = AutoNormal(poutine.reparam(model, {"x": relax}), init_loc_fn=init_to_sample)
-        kernel = NUTS(poutine.reparam(model, {"x": relax}), init_strategy=init_to_sample)
+    A model relaxed in this way also works with AutoNormal and NUTS, if they start from a sample
+    (``init_loc_fn=init_to_sample`` and ``init_strategy=init_to_sample``): their default start is not available for
+    k-hot vectors.
 
     If only one of the two is relaxed, its samples have no probability under the other, and scoring them raises
     ValueError. The site may be in plates, masked, or independent over batch dimensions.
@@ -53,9 +49,8 @@ class KHotReparam(Reparam):
         temperature: Positive softness of the relaxed form, a number or a tensor that broadcasts to the batch shape.
 
     Raises:
-        TypeError: If the estimator is not a function, or, when the site is reached, the site is not a sampling design,
-            or has no fixed size in the relaxed form.
-        ValueError: If both arguments are given, or the temperature is out of range.
+        TypeError: When the site is reached, if it is not a sampling design, or has no fixed size in the relaxed form.
+        ValueError: If both arguments are given.
         NotImplementedError: If the site is observed.
 
     Example:

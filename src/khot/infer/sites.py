@@ -4,23 +4,21 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from pyro import poutine
-from pyro.distributions import MaskedDistribution
 from pyro.distributions.util import scale_and_mask
 from pyro.infer.autoguide.initialization import init_to_uniform
 from pyro.poutine.util import site_is_subsample
 from torch import Size, Tensor
-from torch.distributions import Independent
 
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.distributions.base import is_half
 from khot.distributions.sizes import size_of
-from khot.estimators.wrapper import unrounded_law, wide
+from khot.estimators.wrapper import base_law, unrounded_law, wide
 from khot.laws.size_prior import log_size_law
 
 from .swaps import Point, Sizes
@@ -148,25 +146,10 @@ class KHotSite:
 
 @dataclass(frozen=True)
 class State:
-    """Values of all latent sites, and for each k-hot site its slope and the log joint density of its blocks."""
+    """Values of all latent sites; value, slope and log joint density of each k-hot site, in its blocks."""
 
     params: Values
-    slope: Values
-    log_joint: Values
-    points: dict[str, Point] = field(default_factory=dict)  # those computed so far
-
-    @classmethod
-    def of(cls, points: dict[str, tuple[KHotSite, Point]], params: Values) -> "State":
-        slope = {name: site.unblocked(point.slope) for name, (site, point) in points.items()}
-        log_joint = {name: point.log_joint for name, (_, point) in points.items()}
-        return cls(params, slope, log_joint, {name: point for name, (_, point) in points.items()})
-
-    def point(self, site: KHotSite) -> Point:
-        name = site.name
-        if name not in self.points:
-            value, slope = (site.blocks(values[name]) for values in (self.params, self.slope))
-            self.points[name] = Point(value, slope, self.log_joint[name], site.sizes)
-        return self.points[name]
+    points: dict[str, Point]
 
 
 class GivenKHot:
@@ -198,13 +181,6 @@ class Start:
                 f"{name!r}, but got {value}"
             )
         return value.to(base_law(fn).parameter.dtype)
-
-
-def base_law(fn: Any) -> Any:
-    """The law inside one that is masked, or made independent over batch dimensions."""
-    while isinstance(fn, (Independent, MaskedDistribution)):
-        fn = fn.base_dist
-    return fn
 
 
 def possible_sizes(design: ConditionalPoisson) -> Tensor:

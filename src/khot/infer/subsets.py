@@ -9,7 +9,7 @@ from torch import Tensor
 
 from khot._contents import can_look
 from khot._shapes import broadcast_shapes
-from khot._validation import check_strided, checked_index, described
+from khot._validation import check_strided, check_value, checked_index, described
 from khot.distributions import SamplingDesign
 from khot.distributions.base import unrounded
 from khot.distributions.design import MAX_SUPPORT
@@ -44,7 +44,6 @@ def subset_categorical(design: SamplingDesign) -> Categorical:
         Categorical of the batch shape of the design.
 
     Raises:
-        TypeError: If ``design`` is not a sampling design, or has two sizes.
         ValueError: If there are more than ``MAX_SUPPORT`` subsets.
         NotImplementedError: If ``design`` has no ``log_prob``.
 
@@ -54,43 +53,23 @@ def subset_categorical(design: SamplingDesign) -> Categorical:
         tensor([0.1554, 0.4223, 0.4223])
         >>> subset_vector(subsets.mode, 3, 2)
         tensor([1., 0., 1.])
-        >>> import pyro
-        >>> def model():
-        ...     i = pyro.sample("subset", subsets, infer={"enumerate": "parallel"})
-        ...     x = subset_vector(i, 3, 2)
-        ...     pyro.sample("seen", pyro.distributions.Normal(x @ torch.arange(3.0), 1.0), obs=torch.tensor(3.0))
-        ...     return x
-        >>> pyro.infer.infer_discrete(model, first_available_dim=-1, temperature=0)()  # the most likely one
-        tensor([0., 1., 1.])
     """
     _check_design(design)
-    return _categorical(unrounded(design))
-
-
-def _categorical(design: SamplingDesign) -> Categorical:
-    """The law of the number of a subset, for a design in the dtype of the computation."""
+    design = unrounded(design)  # in the dtype of the computation
     n, sizes = design.event_shape[0], sizes_of(design, "subset_categorical")
-    counts = {k: math.comb(n, k) for k in sizes}
-    most = max(counts.values(), default=1)
+    most, k = max((math.comb(n, k), k) for k in sizes)
     if most > MAX_SUPPORT:
-        k, count = max(counts.items(), key=lambda item: item[1])
         raise ValueError(
-            f"`design` must have at most {MAX_SUPPORT} subsets for subset_categorical, but C({n}, {k}) = {count}"
+            f"`design` must have at most {MAX_SUPPORT} subsets for subset_categorical, but C({n}, {k}) = {most}"
         )
-    number = torch.arange(most, device=design.k.device)
-    number = number.view(-1, *(1,) * len(design.batch_shape))
+    like = design.parameter.detach()
+    number = torch.arange(most, device=design.k.device).view(-1, *(1,) * len(design.batch_shape))
     if len(sizes) == 1:
-        support = k_hot_vectors_of_rank(n, sizes[0], number, design.parameter.detach())
-        return _of_logits(design.log_prob(support))
-    own_count = _subsets(n, design.k)
-    rank = torch.minimum(number, own_count - 1)
-    support = k_hot_vectors_of_rank(n, design.k, rank, design.parameter.detach())
-    log_prob = design.log_prob(support).masked_fill(number >= own_count, -torch.inf)
-    return _of_logits(log_prob)
-
-
-def _of_logits(log_prob: Tensor) -> Categorical:
-    """The law of the first index."""
+        log_prob = design.log_prob(k_hot_vectors_of_rank(n, k, number, like))
+    else:
+        count = _subsets(n, design.k)
+        support = k_hot_vectors_of_rank(n, design.k, torch.minimum(number, count - 1), like)
+        log_prob = design.log_prob(support).masked_fill(number >= count, -torch.inf)
     return Categorical(logits=log_prob.movedim(0, -1))
 
 
@@ -111,8 +90,7 @@ def subset_vector(index: int | Tensor, n: int, k: int | Tensor, *, dtype: torch.
         k-hot vectors ``(..., n)``, where ``...`` is the common shape of ``index`` and ``k``.
 
     Raises:
-        TypeError: If an argument has the wrong type or dtype.
-        ValueError: If one is out of range, the shapes do not broadcast, or C(n, k) does not fit into 63 bits.
+        ValueError: If C(n, k) does not fit into 63 bits.
 
     Example:
         >>> subset_vector(torch.tensor([0, 1, 5]), 4, 2)
@@ -120,8 +98,9 @@ def subset_vector(index: int | Tensor, n: int, k: int | Tensor, *, dtype: torch.
                 [1., 0., 1., 0.],
                 [0., 0., 1., 1.]])
     """
-    n = _checked_units(n)
-    dtype = _checked_dtype(dtype)
+    n, dtype = checked_index("n", n), _checked_dtype(dtype)
+    if n < 1:
+        raise ValueError(f"`n` must be at least 1, but got {n}")
     number, size = _checked_integers("index", index), _checked_integers("k", k)
     size = size.to(number.device)
     try:
@@ -158,18 +137,13 @@ def subset_index(value: Tensor) -> Tensor:
         Numbers from 0 to C(n, k) - 1, ``(...)``, int64.
 
     Raises:
-        TypeError: If ``value`` is not a real tensor.
-        ValueError: If it does not consist of zeros and ones, or C(n, k) does not fit into 63 bits.
+        ValueError: If ``value`` does not consist of zeros and ones, or C(n, k) does not fit into 63 bits.
 
     Example:
         >>> subset_index(torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]))
         tensor([0, 5])
     """
-    if not isinstance(value, Tensor):
-        raise TypeError(f"`value` must be a torch.Tensor, but got {type(value).__name__}")
-    check_strided("value", value)
-    if value.is_complex():
-        raise TypeError(f"`value` must be real, but got a tensor of dtype {value.dtype}")
+    check_value(value)
     if value.dim() < 1 or value.shape[-1] < 1:
         raise ValueError(f"`value` must have shape (..., n) with n >= 1, but got shape {tuple(value.shape)}")
     if can_look(value):
@@ -204,13 +178,6 @@ def _subsets(n: int, k: Tensor) -> Tensor:
             if counts[size] > MAX_RANK:
                 raise ValueError(f"`k` must satisfy C(n, k) < 2**63 to number subsets, but got k={size} with n={n}")
     return torch.tensor([min(count, MAX_RANK) for count in counts], device=k.device)[k]
-
-
-def _checked_units(n: Any) -> int:
-    n = checked_index("n", n)
-    if n < 1:
-        raise ValueError(f"`n` must be at least 1, but got {n}")
-    return n
 
 
 def _checked_dtype(dtype: Any) -> torch.dtype:

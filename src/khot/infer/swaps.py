@@ -69,13 +69,12 @@ class Swap(NamedTuple):
         return value[..., :-1].contiguous() if self.has_none else value
 
 
-class _Ends(NamedTuple):
+@dataclass(frozen=True)
+class Sizes:
+    """The smallest and the largest number of ones that each row may have, as integers."""
+
     low: Tensor
     high: Tensor
-
-
-class Sizes(_Ends):
-    """The smallest and the largest number of ones that each row may have, as integers."""
 
     @cached_property
     def vary(self) -> bool:
@@ -87,41 +86,14 @@ class Sizes(_Ends):
         has_choice = (self.low != self.high) | ((self.low > 0) & (self.low < n))
         return has_choice.any(-1)
 
-    @cached_property
-    def ends(self) -> Tensor:
-        """The sizes at which none cannot leave, and those at which none cannot enter."""
-        return torch.stack((self.high, self.low))
+    def weights_of_none(self, count: Tensor, n: int) -> Tensor:
+        """log c of none leaving and entering, ``(2, blocks, rows)``; -inf at the end where it cannot.
 
-    def log_weight(self, n: int) -> Tensor:
-        """log c: with it as many moves change the size as keep it, in the middle of the range."""
-        if n not in self._log_weights:
-            middle = (self.low + self.high).double() / 2
-            self._log_weights[n] = (middle * (n - middle) / n).clamp(min=1.0).log()
-        return self._log_weights[n]
-
-    def log_counts(self, ones: Tensor, count: Tensor) -> Tensor:
-        """Logarithms of the numbers of ones and of zeros, ``(2, blocks, rows)``; constants if sizes are."""
-        n = ones.shape[-1]
-        if self.vary:
-            if n not in self._logs:
-                logs = torch.arange(n + 1, dtype=torch.float64, device=count.device).log()
-                self._logs[n] = torch.stack((logs, logs.flip(0)))
-            return self._logs[n][:, count]
-        if ones.shape not in self._log_counts:
-            self._log_counts[ones.shape] = torch.stack((count, n - count)).double().log()
-        return self._log_counts[ones.shape]
-
-    @cached_property
-    def _logs(self) -> dict[int, Tensor]:
-        return {}
-
-    @cached_property
-    def _log_counts(self) -> dict[torch.Size, Tensor]:
-        return {}
-
-    @cached_property
-    def _log_weights(self) -> dict[int, Tensor]:
-        return {}
+        With this c as many moves change the size as keep it, in the middle of the range.
+        """
+        middle = (self.low + self.high).double() / 2
+        log_weight = (middle * (n - middle) / n).clamp(min=1.0).log()
+        return log_weight.masked_fill(count == torch.stack((self.high, self.low)), -torch.inf)
 
 
 class Proposals(NamedTuple):
@@ -144,30 +116,17 @@ class Proposals(NamedTuple):
         ones, half = value == 1, slope.double() / 2
         closed = torch.stack((~ones, ones))
         informed = torch.stack((-half, half)).masked_fill_(closed, -torch.inf).logsumexp(-1)
-        count = ones.sum(-1) if sizes.vary else sizes.low.expand(ones.shape[:-1])
-        leave, enter = torch.stack((sizes.log_counts(ones, count), informed), 1)
+        count, n = ones.sum(-1), ones.shape[-1]
+        leave, enter = torch.stack((torch.stack((count, n - count)).double().log(), informed), 1)
         for_unit, row, none = enter, leave + enter, None
         if sizes.vary:
-            none = sizes.log_weight(value.shape[-1]).masked_fill(count == sizes.ends, -torch.inf)
+            none = sizes.weights_of_none(count, n)
             half = torch.nn.functional.pad(half, (0, 1))
             none_leaves, none_enters = none
             for_unit = torch.logaddexp(enter, none_enters)
             row = torch.logaddexp(leave + for_unit, none_leaves + enter)
         total = row.logsumexp(-1) if row.shape[-1] > 1 else row.squeeze(-1)
         return cls(closed, half, none, for_unit, enter, row, total)
-
-    def mixed(self, chosen: Tensor, other: "Proposals") -> "Proposals":
-        """These in the chosen blocks, and the others elsewhere."""
-        by_row, by_unit = chosen[:, None], chosen[:, None, None]
-        return Proposals(
-            torch.where(by_unit, self.closed, other.closed),
-            torch.where(by_unit, self.half, other.half),
-            None if self.none is None or other.none is None else torch.where(by_row, self.none, other.none),
-            torch.where(by_row, self.for_unit, other.for_unit),
-            torch.where(by_row, self.for_none, other.for_none),
-            torch.where(by_row, self.row, other.row),
-            torch.where(chosen, self.total, other.total),
-        )
 
     def draw(self, uniform_share: float) -> Swap:
         """One swap for each block, from the mixture; meaningless in blocks that have no swap."""
@@ -224,17 +183,14 @@ class Point:
         return Proposals.of(self.value, self.slope, self.sizes)
 
     def mixed(self, chosen: Tensor, other: "Point") -> "Point":
-        """This state in the chosen blocks, and the other one elsewhere, without recomputing sums over units."""
+        """This state in the chosen blocks, and the other one elsewhere."""
         by_unit = chosen[:, None, None]
-        new = Point(
+        return Point(
             torch.where(by_unit, self.value, other.value),
             torch.where(by_unit, self.slope, other.slope),
             torch.where(chosen, self.log_joint, other.log_joint),
             self.sizes,
         )
-        if "proposals" in self.__dict__ and "proposals" in other.__dict__:  # the caches of the property
-            new.__dict__["proposals"] = self.proposals.mixed(chosen, other.proposals)
-        return new
 
 
 class Move(Protocol):

@@ -15,6 +15,9 @@ k drawn from a distribution over sizes. The nearest-neighbour loss [3] is the ne
 query's k relaxed neighbours that have its label. The loss of a rank metric [4], such as recall or NDCG at k, is one
 minus the metric, in which relaxed masks take the place of the sets of the j largest scores.
 
+An argument of a wrong type raises TypeError, and one of a wrong shape or out of range ValueError.
+:mod:`khot.relaxations` says when contents of tensors are checked.
+
 References:
     [1] Blondel, Martins, Niculae (2020), "Learning with Fenchel-Young Losses", JMLR 21; for these maps Sander et al.
         (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective".

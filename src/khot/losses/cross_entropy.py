@@ -9,18 +9,11 @@ from torch import Tensor
 
 from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import (
-    check_choice,
-    check_function,
-    check_positive_contents,
-    check_scores,
-    check_softness,
-    check_strided,
-)
+from khot._validation import check_choice, check_function, check_scores, check_strided
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import lapsum_topk
 
-from .shared import REDUCTIONS, Relaxation, describe
+from .shared import REDUCTIONS, Relaxation, check_softness_for, describe
 
 
 @of_rows(numbers=("target",), batch_first=True)
@@ -55,11 +48,6 @@ def topk_cross_entropy(
     Returns:
         Tensor of the batch shape, or a scalar.
 
-    Raises:
-        ValueError: If shapes do not match, a class is out of range, or ``p_k`` has no positive or a negative weight.
-            :mod:`khot.relaxations` says when contents of tensors are checked.
-        TypeError: If ``target`` does not contain int64 indices.
-
     References:
         [1] Petersen, Kuehne, Borgelt, Deussen (2022), "Differentiable Top-k Classification Learning",
             arXiv:2206.07290.
@@ -72,8 +60,7 @@ def topk_cross_entropy(
     check_function("relaxation", relaxation, "(x, k, softness)")
     check_choice("reduction", reduction, REDUCTIONS)
     check_scores(x, -1)
-    check_softness("softness", softness, x, x.shape[:-1], advice="")  # the relaxation has another name for it
-    check_positive_contents("softness", softness)
+    check_softness_for(x, softness)
     _check_classes(target, x)
     weights, sizes = _weights_and_sizes(p_k, x)
     logs = _logs_of_target(x.to(compute_dtype(x)), target, sizes, relaxation, softness)

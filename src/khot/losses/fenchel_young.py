@@ -111,10 +111,6 @@ def fenchel_young_topk_loss(
     Returns:
         Tensor of the batch shape, or a scalar, of the dtype of ``x``.
 
-    Raises:
-        ValueError: If the target has the wrong shape or is outside the domain, or an argument is out of range.
-        TypeError: If an argument has the wrong type or dtype.
-
     References:
         [1] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective".
 
@@ -190,8 +186,7 @@ def _check_target(target: Tensor, x: Tensor, y: Tensor, k: float | Tensor, domai
 
 def check_settings(kind: Any, reduction: Any, unbounded: Any) -> None:
     """Checks the arguments that are not tensors."""
-    if not isinstance(kind, str) or kind not in _SPARSE_MAPS:
-        raise ValueError(f"`kind` must be one of {', '.join(map(repr, _SPARSE_MAPS))}, but got {kind!r}")
+    check_choice("kind", kind, _SPARSE_MAPS)
     check_choice("reduction", reduction, REDUCTIONS)
     check_flag("unbounded", unbounded)
 

@@ -5,11 +5,18 @@ from torch import Tensor
 
 from khot._contents import is_finite, looks_at_contents
 from khot._host import has_float64
-from khot._validation import check_choice, check_function, check_positive_contents, check_softness, check_strided
+from khot._validation import (
+    check_choice,
+    check_floating,
+    check_function,
+    check_positive_contents,
+    check_strided,
+    checked_positive,
+)
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import transport_topk
 
-from .shared import REDUCTIONS, Relaxation, describe
+from .shared import REDUCTIONS, Relaxation, check_softness_for, describe
 
 
 def knn_loss(
@@ -46,8 +53,7 @@ def knn_loss(
         Tensor (..., queries), or a scalar, of the dtype of ``query``.
 
     Raises:
-        ValueError: If shapes do not match, ``k`` or ``softness`` is out of range, or squared distances overflow.
-        TypeError: If features are not floating-point tensors or labels are not integer tensors.
+        ValueError: If squared distances overflow.
 
     References:
         [1] Xie et al. (2020), "Differentiable Top-k with Optimal Transport", NeurIPS, section 4.1.
@@ -65,8 +71,9 @@ def knn_loss(
     dtype = torch.promote_types(compute_dtype(query), compute_dtype(keys))
     scores = -_squared_distances(query.to(dtype), keys.to(dtype))
     check_strided("softness", softness)
-    check_softness("softness", softness, scores, scores.shape[:-1], advice="")
-    check_positive_contents("softness", softness)
+    check_softness_for(scores, softness)
+    checked_positive("k", k, scores.shape[:-1])
+    check_positive_contents("k", k)
     same = query_labels.unsqueeze(-1) == key_labels.unsqueeze(-2)  # (..., queries, keys)
     has_neighbour, logs = same.any(-1), _logs_of_sums(scores, same, k, softness, relaxation)
     size = torch.as_tensor(k, dtype=logs.dtype, device=logs.device)
@@ -109,16 +116,13 @@ def _squared_distances(query: Tensor, keys: Tensor) -> Tensor:
     return distances
 
 
-def _check_features(query: object, keys: object) -> None:
+def _check_features(query: Tensor, keys: Tensor) -> None:
     for name, value in (("query", query), ("keys", keys)):
-        check_strided(name, value)
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            raise TypeError(f"`{name}` must be a floating-point tensor of features, but is {describe(value)}")
+        check_floating(name, value)
         if value.dim() < 2:
             raise ValueError(f"`{name}` must have shape (..., items, features), but is {describe(value)}")
         if looks_at_contents(value) and not is_finite(value) and not value.isfinite().all():
             raise ValueError(f"`{name}` must be finite, but contains {value[~value.isfinite()][0].item()}")
-    assert isinstance(query, Tensor) and isinstance(keys, Tensor)
     if query.shape[:-2] != keys.shape[:-2] or query.shape[-1] != keys.shape[-1]:
         raise ValueError(
             f"`keys` must have the batch shape and the number of features of `query`, {tuple(query.shape)}, but is "

@@ -9,19 +9,11 @@ from torch.nn.functional import pad
 
 from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import (
-    check_choice,
-    check_floating,
-    check_function,
-    check_positive_contents,
-    check_scores,
-    check_softness,
-    checked_count,
-)
+from khot._validation import check_choice, check_floating, check_function, check_scores, checked_count
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import lapsum_topk
 
-from .shared import REDUCTIONS, Relaxation, check_like_scores, describe
+from .shared import REDUCTIONS, Relaxation, check_like_scores, check_softness_for, describe
 
 
 def topk_metric_loss(
@@ -76,11 +68,6 @@ def topk_metric_loss(
     Returns:
         Tensor of the batch shape, or a scalar, of the dtype of ``x``.
 
-    Raises:
-        ValueError: If shapes do not match, or an argument is out of range. :mod:`khot.relaxations` says when contents
-            of tensors are checked.
-        TypeError: If an argument has the wrong type or dtype.
-
     References:
         [1] Järvelin, Kekäläinen (2002), "Cumulated gain-based evaluation of IR techniques", ACM TOIS 20(4).
 
@@ -88,8 +75,6 @@ def topk_metric_loss(
         >>> x, relevance = torch.tensor([3.0, 1.0, 2.0, 0.0]), torch.tensor([0, 1, 1, 0])
         >>> topk_metric_loss(x, relevance, 2, "recall", softness=0.01)
         tensor(0.5000)
-        >>> topk_metric_loss(x, relevance, 2, "ndcg", softness=0.01)
-        tensor(0.6131)
     """
     k = check_settings(k, metric, relaxation, gain, reduction)
     summed = "sum" if reduction == "mean" else reduction
@@ -113,8 +98,7 @@ def _losses(
     """The losses, at least in float32, because a sum of many would overflow in half precision."""
     k, relaxation, gain = settings
     check_scores(x, -1)
-    check_softness("softness", softness, x, x.shape[:-1], advice="")  # the relaxation has another name for it
-    check_positive_contents("softness", softness)
+    check_softness_for(x, softness)
     check_like_scores("relevance", relevance, x)
     if x.shape[-1] == 0:
         raise ValueError(f"`x` must have at least one item to rank, but got shape {tuple(x.shape)}")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._validation import check_strided
+from khot._validation import check_positive_contents, check_softness, check_strided
 
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda v: v, "mean": torch.mean, "sum": torch.sum}
@@ -17,6 +17,12 @@ def describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"one of shape {tuple(value.shape)}, {value.dtype}"
     return f"a {type(value).__name__}"
+
+
+def check_softness_for(scores: Tensor, softness: Any) -> None:
+    """Checks the softness of a relaxation, which has another name for it in its own messages."""
+    check_softness("softness", softness, scores, scores.shape[:-1], advice="")
+    check_positive_contents("softness", softness)
 
 
 def check_like_scores(name: str, value: Any, x: Tensor) -> None:

@@ -4,6 +4,7 @@ The modules take scores of any batch shape and return them multiplied by a mask 
 itself). Without a softness the mask is hard, and gradients reach the entries that are kept. With one it is relaxed, or
 hard with the gradient of the relaxed one (``straight_through=True``). The package needs torch only, except for
 :class:`KHotGate`, which needs Pyro. Its names are not re-exported by ``khot``: ``from khot.nn import TopK``.
+An argument of a wrong type raises TypeError, and one of a wrong shape or out of range ValueError.
 
 In evaluation mode, all modules can be exported by ``torch.export`` and by ``torch.onnx.export(..., dynamo=True)``. In
 an ONNX program a relaxed mask takes a fixed number of plain operations. Links with power-law tails and
@@ -21,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 from .anneal import Anneal
 from .attention import topk_attention
 from .batch_topk import BatchTopK
-from .experts import ExpertChoice, TokenChoice
+from .expert_choice import ExpertChoice
 from .jump_relu import JumpReLU
 from .loss_modules import FenchelYoungTopKLoss, TopKCrossEntropyLoss, TopKMetricLoss
 from .routing import route
 from .sparsity import MagnitudeSparsity, NMSparsity
+from .token_choice import TokenChoice
 from .topk import GatherTopK, Selection, TopK, TopKMask
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from khot._validation import (
     check_enough,
     check_flag,
     check_function,
-    check_scores,
     checked_int,
     checked_positive,
     checked_real,
@@ -119,18 +118,16 @@ class Masking(Module):
 
     def _shown_softness(self) -> str:
         """The part of ``extra_repr`` about the softness; empty for a hard mask by value."""
-        return self._shown_relaxation() + (", by='magnitude'" if self.by == "magnitude" else "")
-
-    def _shown_relaxation(self) -> str:
+        by = ", by='magnitude'" if self.by == "magnitude" else ""
         if self._softness is None:
-            return ""
+            return by
         softness, learned = f"{self._softness:.4g}", self.log_softness
         if learned is not None:  # shards and tensors without data have no number to show
             softness = "?" if is_dtensor(learned) or not can_look(learned) else f"{learned.detach().exp().item():.4g}"
         name = getattr(self.relaxation, "__name__", repr(self.relaxation))
         shown = f", softness={softness}, relaxation={name}"
         shown += ", straight_through=True" if self.straight_through else ""
-        return shown + (", learn_softness=True" if self.log_softness is not None else "")
+        return shown + (", learn_softness=True" if learned is not None else "") + by
 
 
 def hard_mask(x: Tensor, k: Any, dim: int | tuple[int, ...], over: Whole = WHOLE) -> Tensor:
@@ -174,7 +171,6 @@ def keep(x: Tensor, mask: Tensor) -> Tensor:
 
 def keep_masked(x: Tensor, mask: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """:func:`keep` and the mask, a function of x; both at least in float32, so that the product is rounded once."""
-    check_scores(x, -1)
     wide = x.to(compute_dtype(x))
     found = mask(wide)
     return keep(wide, found).to(x.dtype), found

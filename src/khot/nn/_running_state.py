@@ -7,13 +7,21 @@ from torch import Tensor
 
 from khot._contents import can_look
 from khot._distributed.placements import is_dtensor
-from khot._torch_internals import is_recomputed
+from khot._torch_internals import is_recomputed, is_wrapped
 from khot.kernels.registry import define
 
 
 def is_first_pass() -> bool:
     """Whether a call changes the state. A graph does not know; there, :func:`write` finds out when it runs."""
     return torch.compiler.is_compiling() or not is_recomputed()
+
+
+def check_in_place(module: str, x: Tensor, state: Tensor, what: str, cure: str) -> None:
+    """Raises if x is wrapped by a transform of ``torch.func`` and the state is not: it could not be updated."""
+    if not torch.compiler.is_compiling() and is_wrapped(x) and not is_wrapped(state):
+        raise RuntimeError(
+            f"{module} {what} in place, which a transform of torch.func refuses: {cure}, or call it in evaluation mode"
+        )
 
 
 def write(state: Tensor, new: Tensor) -> None:

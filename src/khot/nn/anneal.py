@@ -28,10 +28,6 @@ class Anneal:
         start: First value; by default the current value of the module.
         shape: "linear" for equal differences, "geometric" for equal ratios, which suits a softness.
 
-    Raises:
-        TypeError: If an argument has the wrong type, or the module has no such number.
-        ValueError: If an argument is out of range, or the module rejects a value.
-
     Example:
         >>> from khot.nn import TopK
         >>> topk = TopK(2, softness=1.0)
@@ -101,8 +97,7 @@ class Anneal:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resumes a schedule, and assigns the value that it had reached."""
-        for name in STATE:
-            setattr(self, name, state_dict[name])
+        vars(self).update({name: state_dict[name] for name in STATE})
         setattr(self.module, self.name, self.value)
 
     def __repr__(self) -> str:

@@ -17,6 +17,7 @@ from torch.nn.functional import dropout
 from khot._contents import looks_at_contents
 from khot._validation import (
     check_flag,
+    check_floating,
     check_function,
     check_softness,
     check_strided,
@@ -24,6 +25,7 @@ from khot._validation import (
     checked_positive,
     checked_real,
     checked_share,
+    expanded,
     in_wide_dtype,
 )
 from khot.kernels.exact.rows import compute_dtype
@@ -71,10 +73,6 @@ def topk_attention(
     Returns:
         Tensor ``(..., L, e)`` of the dtype of ``query``.
 
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If shapes do not match, or an argument is out of range.
-
     References:
         [1] Xie et al. (2020), "Differentiable Top-k with Optimal Transport", NeurIPS, section 4.3.
         [2] Gupta et al. (2021), "Memory-efficient transformers via top-k attention", arXiv:2106.06899.
@@ -85,7 +83,9 @@ def topk_attention(
                 [5.]])
     """
     _check_tensors(query, key, value, attn_mask)
-    _check_options(relaxation, is_causal, dropout_p)
+    check_function("relaxation", relaxation, "(x, k, softness)")
+    check_flag("is_causal", is_causal)
+    checked_share("dropout_p", dropout_p)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(checked_real("scale", scale))
     dtype = compute_dtype(query)
     scores = _masked((query.to(dtype) * scale) @ key.to(dtype).mT, attn_mask, is_causal)
@@ -142,11 +142,7 @@ def _sizes(k: Any, scores: Tensor, is_causal: bool, has_mask: bool, is_hard: boo
         raise TypeError(f"`k` must be an int or an integer tensor for a hard mask, but got {k.dtype}")
     elif looks_at_contents(k) and not bool((in_wide_dtype(k) > 0).all()):
         raise ValueError(f"`k` must be positive, but got {k.min().item():g}")
-    try:
-        k = in_wide_dtype(k.to(scores.device)).expand(scores.shape[:-1])
-    except RuntimeError:
-        wanted = tuple(scores.shape[:-1])
-        raise ValueError(f"`k` must broadcast to (..., L) = {wanted}, but got shape {tuple(k.shape)}") from None
+    k = expanded("k", in_wide_dtype(k.to(scores.device)), scores.shape[:-1])
     if has_mask:
         return k.minimum((scores > -torch.inf).sum(-1).to(k.dtype))
     if is_causal:
@@ -154,18 +150,9 @@ def _sizes(k: Any, scores: Tensor, is_causal: bool, has_mask: bool, is_hard: boo
     return k.clamp(max=keys)
 
 
-def _check_options(relaxation: Any, is_causal: Any, dropout_p: Any) -> None:
-    check_function("relaxation", relaxation, "(x, k, softness)")
-    check_flag("is_causal", is_causal)
-    checked_share("dropout_p", dropout_p)
-
-
 def _check_tensors(query: Any, key: Any, value: Any, attn_mask: Any) -> None:
     for name, given in (("query", query), ("key", key), ("value", value)):
-        check_strided(name, given)
-        if not isinstance(given, Tensor) or not given.is_floating_point():
-            got = given.dtype if isinstance(given, Tensor) else type(given).__name__
-            raise TypeError(f"`{name}` must be a floating-point tensor, but got {got}")
+        check_floating(name, given)
         if given.dim() < 2:
             raise ValueError(f"`{name}` must have shape (..., tokens, features), but got {tuple(given.shape)}")
         if given.dtype != query.dtype:

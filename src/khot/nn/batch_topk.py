@@ -15,15 +15,7 @@ from khot._distributed.placements import as_dtensor, is_dtensor, local_part, pla
 from khot._distributed.shards import Shards
 from khot._host import has_float64
 from khot._torch_internals import is_exporting, outside_selective_checkpoints
-from khot._validation import (
-    check_flag,
-    check_scores,
-    checked_count,
-    checked_real,
-    checked_share,
-    expanded,
-    in_wide_dtype,
-)
+from khot._validation import check_flag, checked_count, checked_real, checked_share, expanded, in_wide_dtype
 from khot.kernels.exact.reductions import WHOLE, Whole
 from khot.kernels.registry import define
 from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
@@ -52,11 +44,7 @@ class BatchTopK(CountsIdleUnits):
     the training data have k entries above it on average, once x no longer changes: the average lags ``1 / momentum``
     batches behind, so let the learning rate decay at the end. Evaluation before any training keeps the largest entries
     of its batch, and warns. In data that the encoder was not fitted to, more entries may exceed the threshold. To adapt
-    the threshold to such data, call the module in training mode without gradient on some held-out batches::
-
-        with torch.no_grad():
-            for batch in held_out:
-                topk(encoder(batch))
+    the threshold to such data, call the module in training mode without gradient on some held-out batches.
 
     With ``n``, the module counts for how many training rows each unit has not been kept; :meth:`auxiliary_loss` revives
     dead units. A ``cap`` limits what a single row may keep: only its ``cap`` largest entries take part, in training and
@@ -74,31 +62,22 @@ class BatchTopK(CountsIdleUnits):
 
     Args:
         k: Mean number of entries kept per row, positive; need not be an integer.
-        softness: Third argument of the relaxation; None for the hard mask.
-        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
-        straight_through: Whether a hard mask gets the gradient of the relaxed one.
-        learn_softness: Whether the softness is a parameter.
+        softness, relaxation, straight_through, learn_softness: See :class:`TopKMask`.
         momentum: Weight of the newest batch in the threshold; None for the mean of all batches.
-        n: Number of units, for :meth:`auxiliary_loss`.
-        dead_after: Number of rows (tokens, in a language model) without being kept after which a unit is dead.
+        n, dead_after: See :class:`TopKMask`.
         group: Processes that each hold a part of the batch, ``torch.distributed.group.WORLD`` for all. The largest
             entries are then those of all parts, and threshold and dead units are the same everywhere. All processes
             must call the module equally often. Gradients are scaled so that DistributedDataParallel, which averages
             them, obtains the gradient of the mean loss. Copies and pickles have no group. A DTensor needs none.
         track_running_stats: Whether there is a threshold. Without it, evaluation also keeps the largest entries of the
             batch, and there are no dead units.
-        by: "value" for the largest entries, "magnitude" for the entries of largest absolute value, with their signs.
+        by: "value" for the largest entries, "magnitude" for the largest absolute values, with their signs.
         cap: Largest number of entries of a row, an int of at least ``k``; None for no limit.
 
     Attributes:
-        k: Mean number of entries kept per row. It may be assigned at any time.
-        threshold: What entries must exceed in evaluation, a float32 buffer; None without running statistics. It may be
-            assigned at any time.
-        cap: Largest number of entries of a row, or None.
+        threshold: What entries must exceed in evaluation, a float32 buffer; None without running statistics.
 
     Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range, or x has fewer units than k.
         RuntimeError: If it is trained inside a transform of ``torch.func`` but has a threshold from outside.
 
     References:
@@ -116,7 +95,7 @@ class BatchTopK(CountsIdleUnits):
 
     threshold: Any  # a tensor, or None without running statistics
     num_batches_tracked: Any  # how many batches moved the threshold
-    cap: int | None = None
+    cap: int | None
 
     def __init__(
         self,
@@ -138,9 +117,8 @@ class BatchTopK(CountsIdleUnits):
         check_flag("track_running_stats", track_running_stats)
         if n is not None and not track_running_stats:
             raise ValueError(f"`n` counts dead units, which needs track_running_stats=True, but got n={n}")
-        self.k, self.momentum = k, None if momentum is None else checked_share("momentum", momentum, above="<")
         self.cap = None if cap is None else checked_count("cap", cap)
-        self.k = self.k  # checks it against the cap
+        self.k, self.momentum = k, None if momentum is None else checked_share("momentum", momentum, above="<")
         self._set_up_counts(n, dead_after, group)
         self._has_warned = False
         self.register_buffer("threshold", torch.zeros((), dtype=torch.float32) if track_running_stats else None)
@@ -177,7 +155,6 @@ class BatchTopK(CountsIdleUnits):
             self.num_batches_tracked.clamp_(min=1)
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
-        check_scores(x, -1)
         self._check_units(x)
         if k is None:
             k = self._number("k")

@@ -8,17 +8,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from khot._torch_internals import is_wrapped
 from khot._validation import check_flag, check_function, check_scores, checked_count
 from khot.relaxations import topk_mask
 
 from ._masking import Masking, keep
-from ._running_state import write
+from ._running_state import check_in_place, write
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-DEAD_AFTER = 10_000_000  # tokens, as in [2] of TopK
+DEAD_AFTER = 10_000_000  # tokens, as in Gao et al. (2024)
 
 
 class CountsIdleUnits(Masking):
@@ -45,9 +44,9 @@ class CountsIdleUnits(Masking):
         """The state without the group, which cannot be copied."""
         return self.__dict__ | {"group": None}
 
-    def _check_units(self, x: Tensor) -> None:
-        """Checks that x has axes of plain numbers, the last of them with the units that are counted."""
-        check_scores(x, -1)
+    def _check_units(self, x: Tensor, dim: int | tuple[int, ...] = -1) -> None:
+        """Checks that x has these axes, and in the last one the units that are counted."""
+        check_scores(x, dim, joint=True)
         if self.n is not None and x.shape[-1] != self.n:
             raise ValueError(f"`x` must have n={self.n} units, but got shape {tuple(x.shape)}")
 
@@ -67,13 +66,8 @@ class CountsIdleUnits(Masking):
         return counts[:-1] > 0, counts[-1]
 
     def _check_in_place(self, x: Tensor, state: Tensor, what: str) -> None:
-        """Raises if x is wrapped by a transform of ``torch.func`` and the state is not: it could not be updated."""
-        if not torch.compiler.is_compiling() and is_wrapped(x) and not is_wrapped(state):
-            cure = "make it with track_running_stats=False" if hasattr(self, "threshold") else "make it without `n`"
-            raise RuntimeError(
-                f"{type(self).__name__} {what} in place, which a transform of torch.func refuses: {cure}, or call it "
-                "in evaluation mode"
-            )
+        cure = "make it with track_running_stats=False" if hasattr(self, "threshold") else "make it without `n`"
+        check_in_place(type(self).__name__, x, state, what, cure)
 
     @property
     def dead(self) -> Tensor | None:
@@ -101,7 +95,6 @@ class CountsIdleUnits(Masking):
         dead = self.dead
         if dead is None:
             raise ValueError(f"`n`, the number of units, must be given to {type(self).__name__} for an auxiliary loss")
-        check_scores(x, -1)
         check_function("error", error, "activations")
         self._check_units(x)
         check_flag("scaled", scaled)

@@ -25,8 +25,7 @@ class KHotGate(Module):
     size is learned by :class:`~khot.PhantomUnit`, whose inclusion probabilities are
     :math:`\pi = \sigma(\text{logits})`; evaluation then keeps the :math:`\mathrm{round}(\sum \pi)` largest.
     ``torch.compile`` compiles evaluation in one graph; in training, graphs end at the design. ``k`` may be assigned at
-    any time.
-    ``module(x, k)`` uses another k for this call, an int or an integer tensor with one for each leading index.
+    any time; ``module(x, k)`` uses another k for one call, an int or an integer tensor with one for each leading index.
 
     Args:
         n: Number of inputs.
@@ -35,13 +34,6 @@ class KHotGate(Module):
             learned.
         estimator: The estimator that gives draws a gradient, called with the design, such as :class:`~khot.ReinMax`;
             its ``rsample`` is used.
-
-    Attributes:
-        k: Number of inputs to let through, or None if it is learned. It may be assigned at any time.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If ``n`` is less than 1, or ``k`` is not in [0, n].
 
     Example:
         >>> gate = KHotGate(4, 2)

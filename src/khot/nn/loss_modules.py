@@ -1,4 +1,7 @@
-"""The losses of khot.losses as modules."""
+"""The losses of khot.losses as modules.
+
+Their numbers, except for the k of a metric, may be assigned at any time; tensors are checked when a loss is called.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,14 +24,6 @@ class FenchelYoungTopKLoss(Module):
     """:func:`fenchel_young_topk_loss` as a module, called with ``(x, target)``; a ``Parameter`` as strength is learned.
 
     The constructor takes the other arguments of the function.
-
-    Attributes:
-        k: Number of labels, a number or a tensor. It may be assigned at any time.
-        strength: Strength of the regulariser, a number, a tensor or a parameter.
-
-    Raises:
-        TypeError: If an argument has the wrong type; ``k`` and ``strength`` are checked when it is called.
-        ValueError: If an argument is out of range; ``k`` and ``strength`` are checked when it is called.
 
     Example:
         >>> FenchelYoungTopKLoss(2)(torch.tensor([2.0, 0.5, 0.0]), torch.tensor([1.0, 0.0, 1.0]))
@@ -69,10 +64,6 @@ class TopKCrossEntropyLoss(Module):
 
     The constructor takes the other arguments of the function.
 
-    Raises:
-        TypeError: If an argument has the wrong type; ``softness`` is checked when it is called.
-        ValueError: If ``reduction`` is unknown; ``p_k`` and ``softness`` are checked when it is called.
-
     Example:
         >>> TopKCrossEntropyLoss([1.0])(torch.zeros(2, 4), torch.tensor([0, 3])).exp()
         tensor(4.)
@@ -107,14 +98,6 @@ class TopKMetricLoss(Module):
     """:func:`topk_metric_loss` as a module, called with ``(x, relevance)``; a ``Parameter`` as softness is learned.
 
     The constructor takes the other arguments of the function.
-
-    Attributes:
-        k: Number of positions that the metric looks at, an int.
-        softness: Softness of the masks, a number, a tensor or a parameter. It may be assigned at any time.
-
-    Raises:
-        TypeError: If an argument has the wrong type; ``softness`` is checked when it is called.
-        ValueError: If an argument is out of range; ``softness`` is checked when it is called.
 
     Example:
         >>> TopKMetricLoss(2, metric="recall", softness=0.01)(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0, 1, 1]))

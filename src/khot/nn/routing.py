@@ -67,18 +67,14 @@ def route(
         groups: ``(number, kept)`` or ``(number, kept, best)`` [2]: neighbouring experts form ``number`` groups of equal
             size. The score of a group is the sum of its ``best`` largest c (by default 2), and only the experts of the
             ``kept`` best groups can be chosen.
-        indices: Experts ``(..., k)`` that replace the choice, such as those of another run or of a table. They are
-            int32 or int64, and different for each token.
+        indices: Experts ``(..., k)`` that replace the choice, such as those of another run or of a table, without
+            ``bias`` and ``groups``. They are int32 or int64, and different for each token.
         renormalize: Whether the weights of a token sum to ``scale``, up to ``eps``.
         eps: Added to the sum of the chosen scores, at least 0.
         scale: Factor of the weights, a number or a tensor that broadcasts with ``(..., k)``.
 
     Returns:
         Weights ``(..., k)`` of the dtype of the logits, and experts, int64, in increasing order unless given.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a shape or a value is out of range, or ``indices`` is given with ``bias`` or ``groups``.
 
     References:
         [1] Shazeer et al. (2017), "Outrageously large neural networks", arXiv:1701.06538.
@@ -92,10 +88,6 @@ def route(
         Selection(values=tensor([[0.7311, 0.2689],
                 [0.5000, 0.5000]]), indices=tensor([[0, 1],
                 [1, 2]]))
-        >>> route(logits, 1, scores="sigmoid", bias=torch.tensor([0.0, 0.0, 0.9]), renormalize=False)
-        Selection(values=tensor([[0.5000],
-                [0.9526]]), indices=tensor([[2],
-                [2]]))
     """
     check_floating("logits", logits, are_scores=True)
     if logits.dim() == 0:
@@ -108,7 +100,10 @@ def route(
     if indices is None:
         size = _checked_size(k, logits)
         groups = None if groups is None else groups_of(checked_groups(groups), logits.shape[-1], size)
-        key = key_of_choice(wide, size, scores, _checked_bias(bias, logits), groups)
+        if bias is not None:
+            check_floating("bias", bias)
+            bias = expanded("bias", bias.detach(), logits.shape)
+        key = key_of_choice(wide, size, scores, bias, groups)
         indices = places_of_largest(key, size, may_exclude=True)  # closed experts fill up
         closed = None if bias is None and groups is None else key.gather(-1, indices) == -torch.inf
     elif bias is not None or groups is not None:
@@ -267,10 +262,3 @@ def _checked_size(k: Any, logits: Tensor) -> int:
     if not 0 <= size <= logits.shape[-1]:
         raise ValueError(f"`k` must lie in [0, {logits.shape[-1]}], the number of experts, but got {k}")
     return size
-
-
-def _checked_bias(bias: Any, logits: Tensor) -> Tensor | None:
-    if bias is None:
-        return None
-    check_floating("bias", bias)
-    return expanded("bias", bias.detach(), logits.shape)

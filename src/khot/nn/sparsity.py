@@ -13,6 +13,7 @@ from khot._distributed.boundary import of_rows
 from khot._module import Module
 from khot._validation import (
     check_flag,
+    check_floating,
     check_scores,
     check_strided,
     checked_count,
@@ -122,19 +123,12 @@ class NMSparsity(Masking, Pattern):
     Args:
         n: Number of weights to keep in every group.
         m: Length of a group, which must divide the length of the axis.
-        softness: Third argument of the relaxation; None for the hard mask.
-        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
-        straight_through: Whether a hard mask gets the gradient of the relaxed one.
-        learn_softness: Whether the softness is a parameter.
+        softness, relaxation, straight_through, learn_softness: See :class:`TopKMask`.
         scores: Initial scores of the shape of the weight, which are learned and decide in place of the magnitudes; they
             need a softness.
         dim: Axis of the groups.
         transposable: Whether tiles are sparse along both axes, ``dim`` and the first other one. It needs the hard mask,
             and m of at most 4.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range.
 
     References:
         [1] Mishra et al. (2021), "Accelerating sparse deep neural networks", arXiv:2104.08378.
@@ -170,7 +164,8 @@ class NMSparsity(Masking, Pattern):
         if transposable and m > LARGEST_TILE:
             raise ValueError(f"`m` must be at most {LARGEST_TILE} for a transposable pattern, but got {m}")
         self.n = n
-        _check_learned(scores)
+        if scores is not None:
+            check_floating("scores", scores)
         self.register_parameter("scores", None if scores is None else Parameter(scores.detach().clone()))
         if scores is not None:
             self._start["scores"] = scores.detach().clone()
@@ -288,14 +283,6 @@ class MagnitudeSparsity(Pattern):
         p: Exponent of the regulariser, ``1 < p <= 2``.
         dim: Axis or axes along which the weights compete; by default all.
 
-    Attributes:
-        density: Share of the weights to keep. It may be assigned at any time.
-        strength: Strength of the regulariser, or None. It may be assigned at any time.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range.
-
     References:
         [1] Sander et al. (2023), "Fast, differentiable and sparse top-k: a convex analysis perspective", section 5.1.
 
@@ -360,9 +347,3 @@ class MagnitudeSparsity(Pattern):
         relaxed = "" if self.strength is None else f", strength={self.strength:.4g}, p={self.p}"
         dim = "" if self.dim is None else f", dim={self.dim}"
         return f"density={self.density:.4g}{relaxed}{dim}{self._shown_pattern()}"
-
-
-def _check_learned(scores: Any) -> None:
-    check_strided("scores", scores)
-    if scores is not None and not (isinstance(scores, Tensor) and scores.is_floating_point()):
-        raise TypeError(f"`scores` must be a floating-point tensor or None, but got {scores!r}")

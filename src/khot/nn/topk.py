@@ -7,15 +7,7 @@ from torch import Tensor
 
 from khot._distributed.placements import is_dtensor
 from khot._torch_internals import outside_selective_checkpoints
-from khot._validation import (
-    DIM_IS_A_KEYWORD,
-    SOFTNESS_LIMITS,
-    check_flag,
-    check_scores,
-    check_strided,
-    checked_int,
-    is_int,
-)
+from khot._validation import DIM_IS_A_KEYWORD, check_flag, check_scores, check_strided, checked_int, is_int
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.axes import as_axes, as_rows
@@ -44,13 +36,11 @@ class Selection(NamedTuple):
 class TopKMask(CountsIdleUnits):
     """The mask of the k largest entries: hard, relaxed, or hard with the gradient of the relaxed one.
 
-    ``k`` and ``softness`` may be assigned at any time. A compiled module is compiled once more at the first change, and
-    not again. A call can have its own k, ``module(x, k)``: a number, or a tensor with one for each row, of an integer
-    type if the mask is hard.
+    ``k`` and ``softness`` may be assigned at any time, as :class:`Anneal` does. A call can have its own k,
+    ``module(x, k)``: a number, or a tensor with one for each row, of an integer type if the mask is hard.
 
     With ``n``, the module counts for how many training rows each unit has not been kept; :meth:`auxiliary_loss` revives
-    dead units [1]. Rows of ``-inf``, such as padding, do not count, nor does the second pass of an activation
-    checkpoint.
+    dead units [1]. Rows of ``-inf``, such as padding, and the second pass of an activation checkpoint do not count.
 
     Args:
         k: Number of entries; for a relaxed mask the sum, which need not be an integer.
@@ -65,13 +55,8 @@ class TopKMask(CountsIdleUnits):
         group: Processes that share the counts, ``torch.distributed.group.WORLD`` for all: a unit that any of them keeps
             is not idle. All must call the module equally often. Copies and pickles have no group.
 
-    Attributes:
-        k: Number of entries. It may be assigned at any time.
-
     Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range, or needs a softness and there is none; when it is called, if a row
-            has fewer than ``k`` entries above ``-inf``.
+        ValueError: When it is called, if a row has fewer than ``k`` entries above ``-inf``.
 
     References:
         [1] Gao et al. (2024), "Scaling and evaluating sparse autoencoders", arXiv:2406.04093.
@@ -117,7 +102,7 @@ class TopKMask(CountsIdleUnits):
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         k = self._number("k") if k is None else k
-        self._check_units(x)
+        self._check_units(x, self.dim)
         mask = self.mask(x, k)
         self._count(x, mask, k)
         return mask
@@ -128,8 +113,9 @@ class TopKMask(CountsIdleUnits):
             return
         with outside_selective_checkpoints(), torch.no_grad():
             x = x.detach()
-            is_hard = self.softness is None or self.straight_through
-            mask = mask.detach() if is_hard else self._mask_of(x, _whole(k), -1, hard=True)
+            if self.softness is not None and not self.straight_through:  # all entries of a relaxed mask may be positive
+                whole = k.detach().round().long() if isinstance(k, Tensor) else round(k)
+                mask = self._mask_of(x, whole, -1, hard=True)
             was_kept = ((mask != 0) & (x != 0)).reshape(-1, x.shape[-1])
             if is_dtensor(was_kept):
                 counts: Any = was_kept.sum(0)
@@ -147,29 +133,11 @@ class TopK(TopKMask):
 
     Ties go to the earlier entries, on every device. Gradients reach the entries that are kept and, with a softness, the
     others as well, through the mask. An entry of ``-inf`` is never kept and gives 0. :meth:`select` returns only the k
-    entries and their indices.
-
-    With ``n``, the module counts for how many training rows each unit has not been kept; :meth:`auxiliary_loss` revives
-    dead units [2].
-
-    Args:
-        k: Number of entries; for a relaxed mask the sum, which need not be an integer.
-        softness: Third argument of the relaxation; None for the hard mask.
-        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
-        dim: Axis of the ground set, or axes that together form one ground set.
-        straight_through: Whether a hard mask gets the gradient of the relaxed one.
-        learn_softness: Whether the softness is a parameter, ``exp(log_softness)``, that starts at ``softness``.
-        by: "value" for the largest entries, "magnitude" for the entries of largest absolute value, with their signs.
-        n: Number of units, for :meth:`auxiliary_loss`.
-        dead_after: Number of rows without being kept after which a unit is dead.
-        group: Processes that share the counts.
-
-    Attributes:
-        k: Number of entries. It may be assigned at any time.
+    entries and their indices. Arguments, attributes and errors are those of :class:`TopKMask`; ``by="magnitude"`` keeps
+    the signs.
 
     References:
         [1] Makhzani, Frey (2014), "k-sparse autoencoders", arXiv:1312.5663.
-        [2] Gao et al. (2024), "Scaling and evaluating sparse autoencoders", arXiv:2406.04093.
 
     Example:
         >>> TopK(2)(torch.tensor([0.3, 2.0, 0.1, 0.9]))
@@ -180,40 +148,9 @@ class TopK(TopKMask):
 
     _takes_excluded = False  # whether a selection may be filled up with entries excluded by ``-inf``
 
-    def __init__(
-        self,
-        k: float,
-        *,
-        softness: float | None = None,
-        relaxation: Relaxation = sigmoid_topk,
-        dim: int | tuple[int, ...] = -1,
-        straight_through: bool = False,
-        learn_softness: bool = False,
-        by: str = "value",
-        n: int | None = None,
-        dead_after: int = DEAD_AFTER,
-        group: "ProcessGroup | None" = None,
-    ) -> None:
-        super().__init__(
-            k,
-            softness=softness,
-            relaxation=relaxation,
-            dim=dim,
-            straight_through=straight_through,
-            learn_softness=learn_softness,
-            by=by,
-            n=n,
-            dead_after=dead_after,
-            group=group,
-        )
-
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         k = self._number("k") if k is None else k
-        given: Any = x
-        is_usual = self.idle is None and self.dim == -1 and isinstance(given, Tensor) and x.dtype in SOFTNESS_LIMITS
-        if not (is_usual and x.dim()):  # for other scores, the general path checks the layout
-            check_scores(x, self.dim, joint=True)
-            self._check_units(x)
+        self._check_units(x, self.dim)
         kept = keep_largest(x, k, self.dim, self.by) if self._softness is None else None
         y, mask = kept[:2] if kept else keep_masked(x, lambda entries: self.mask(entries, k))
         self._count(x, mask, k)
@@ -248,11 +185,6 @@ class TopK(TopKMask):
         return Selection(as_axes(values, x, self.dim), as_axes(indices, x, self.dim))
 
 
-def _whole(k: float | Tensor) -> int | Tensor:
-    """The number of entries of the hard mask that replaces a relaxed one."""
-    return k.detach().round().long() if isinstance(k, Tensor) else round(k)
-
-
 class GatherTopK(Masking):
     r"""Selects the k tokens with the highest scores from a sequence, such as patches of an image or tokens of a text.
 
@@ -268,19 +200,12 @@ class GatherTopK(Masking):
     in the scores, without a softness, too. If no other score is above ``-inf``, this token is 0.
 
     Args:
-        k: Number of tokens.
-        softness: Third argument of the relaxation; None for scores without a gradient.
-        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
-        learn_softness: Whether the softness is a parameter.
+        k: Number of tokens. It may be assigned at any time.
+        softness, relaxation, learn_softness: See :class:`TopKMask`; without a softness the scores get no gradient.
         rest: Whether to append the mean of the other tokens.
 
-    Attributes:
-        k: Number of tokens. It may be assigned at any time.
-
     Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range; when it is called, if shapes do not match or a row has fewer than
-            ``k`` scores above ``-inf``.
+        ValueError: When it is called, if a row has fewer than ``k`` scores above ``-inf``.
 
     References:
         [1] Cordonnier et al. (2021), "Differentiable patch selection for image recognition", arXiv:2104.03059.

@@ -52,10 +52,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     equal logits, it takes seconds.
 
     The selector is worth its time if features matter only in combination, such as through their product: with
-    ``predictor="hidden"`` it finds them, while univariate tests and linear models do not. On scanned digits and in
-    correlated designs it is far better than univariate tests. If the target is linear in a few features, recursive
-    elimination and an L1 penalty find the same ones in less time. ``experiments/feature_selector_comparison.py`` has
-    the numbers.
+    ``predictor="hidden"`` it finds them, while univariate tests and linear models do not. The guide to feature
+    selection compares it with other methods.
 
     A row with a ``sample_weight`` counts as that many copies: integer weights and repeated rows select the same
     features with the same ``random_state``, to the last bit, and the order of the rows does not matter. Equal rows are
@@ -114,8 +112,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
     Raises:
         TypeError: In ``fit``, if an argument has the wrong type.
-        ValueError: In ``fit``, if an argument is out of range, a price is given with a number of features, or training
-            diverges.
+        ValueError: In ``fit``, if an argument is out of range, or training diverges.
 
     References:
         [1] "Differentiable top-k: from one-hot to k-hot", feature selection.

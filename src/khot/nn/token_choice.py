@@ -1,4 +1,4 @@
-"""Routers of mixtures of experts: experts that choose tokens, and tokens that choose experts."""
+"""A router in which every token takes some experts, with losses and biases that balance their loads."""
 
 import math
 from contextlib import nullcontext
@@ -8,28 +8,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from khot._contents import looks_at_contents
 from khot._distributed.placements import is_dtensor
 from khot._host import has_float64
 from khot._torch_internals import after_backward, is_wrapped, outside_selective_checkpoints
-from khot._validation import (
-    check_choice,
-    check_scores,
-    check_strided,
-    checked_count,
-    checked_int,
-    checked_positive,
-    checked_real,
-    expanded,
-    in_wide_dtype,
-    tensors_among,
-)
-from khot.kernels.exact.rows import compute_dtype, number_on
+from khot._validation import check_choice, check_scores, checked_count, checked_int, checked_positive, checked_real
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
 
 from ._keeping import keep_largest
-from ._masking import Masking, Relaxation, at_most, checked_size, hard_mask, has_parts, places_of_largest
-from ._running_state import is_first_pass, write
+from ._masking import Masking, Relaxation, at_most, hard_mask, places_of_largest
+from ._running_state import check_in_place, is_first_pass, write
+from .expert_choice import NUMBER_OF_EXPERTS, check_gates
 from .routing import (
     Groups,
     Scores,
@@ -45,129 +34,12 @@ from .routing import (
     probabilities,
     scores_of,
 )
-from .topk import Selection, TopK
+from .topk import Selection
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _Call = tuple[Tensor, Tensor, bool]  # logits, mask, and whether a gradient is recorded
-NUMBER_OF_EXPERTS = "; the number of experts is no argument, but the last axis of the logits"
-
-
-class ExpertChoice(TopK):
-    """Routing in which every expert takes the tokens that it wants most, so that all experts have the same load.
-
-    Takes gates ``(..., tokens, experts)`` and keeps the ``capacity`` largest in each column: the result is the gates
-    times a mask along the tokens. A token may go to several experts, or to none. ``relaxation=sparse_topk`` has zeros
-    as well as a gradient. If there are fewer tokens than its capacity, an expert takes all: a last batch may be
-    shorter, and ``-inf`` excludes tokens such as padding. ``capacity`` and ``softness`` may be assigned at any time.
-    ``module(x, k)`` uses another capacity for this call, a number or a tensor ``(..., experts)``. :meth:`select`
-    returns only the gates and indices of the selected tokens, ``(..., capacity, experts)``.
-
-    Args:
-        capacity: Number of tokens per expert; for a relaxed mask the sum of its weights.
-        softness: None for the hard mask.
-        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
-        straight_through: Whether a hard mask gets the gradient of the relaxed one.
-        learn_softness: Whether the softness is a parameter.
-
-    References:
-        [1] Zhou et al. (2022), "Mixture-of-experts with expert choice routing", arXiv:2202.09368.
-
-    Example:
-        >>> gates = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])  # three tokens, two experts
-        >>> ExpertChoice(1)(gates)
-        tensor([[0.9000, 0.0000],
-                [0.0000, 0.0000],
-                [0.0000, 0.7000]])
-    """
-
-    _takes_excluded = True
-    _what_others_take = NUMBER_OF_EXPERTS
-
-    def __init__(
-        self,
-        capacity: float,
-        *,
-        softness: float | None = None,
-        relaxation: Relaxation = sigmoid_topk,
-        straight_through: bool = False,
-        learn_softness: bool = False,
-    ) -> None:
-        super().__init__(
-            capacity,
-            softness=softness,
-            relaxation=relaxation,
-            dim=-2,
-            straight_through=straight_through,
-            learn_softness=learn_softness,
-        )
-
-    def _checked(self, name: str, value: Any, learned: bool = False) -> Any:
-        """The checked ``k``, under the name ``capacity``, or the checked softness."""
-        if name == "k":
-            return checked_size("capacity", value, whole=self._softness is None)
-        return super()._checked(name, value, learned)
-
-    @property
-    def capacity(self) -> float:
-        """Number of tokens per expert, which may be assigned at any time."""
-        return self.k
-
-    @capacity.setter
-    def capacity(self, value: float) -> None:
-        self.k = value
-
-    def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
-        return super().forward(x, self._capacity_for(x, self._number("k") if k is None else k))
-
-    def select(self, x: Tensor, k: int | None = None) -> Selection:
-        """Gates and indices of the tokens of each expert, ``(..., capacity, experts)``, as in :meth:`TopK.select`.
-
-        Args:
-            x: Gates ``(..., tokens, experts)``.
-            k: Capacity for this call, an int; by default the module's.
-        """
-        _check_gates(x)
-        capacity = self._checked("k", self.k if k is None else k)
-        return super().select(x, min(capacity, x.shape[-2]))
-
-    def _capacity_for(self, x: Tensor, capacity: float | Tensor) -> float | Tensor:
-        """The capacity, limited to the number of tokens that each expert can take."""
-        _check_gates(x)
-        check_scores(x, -2)
-        tokens: Any = x.shape[-2]
-        looks = not has_parts(x) and looks_at_contents(*tensors_among(x, capacity))
-        if isinstance(capacity, Tensor):
-            self._check_each(capacity, x)
-            capacity = in_wide_dtype(capacity)
-            if looks and bool((capacity < 0).any()):
-                raise ValueError(f"`capacity` must be at least 0, but got {capacity.min().item():g}")
-        else:
-            capacity = at_most(self._checked("k", capacity), tokens, x.device)
-        if has_parts(x) or (self.softness is None and not looks and not isinstance(capacity, Tensor)):
-            return capacity  # a hard mask leaves excluded tokens out by itself; parts cannot tell how many there are
-        if not looks or (x.numel() and not x.detach().amin() > -torch.inf):
-            tokens = (x != -torch.inf).sum(-2)
-        if isinstance(tokens, Tensor):
-            return torch.minimum(number_on(x.device, capacity).expand(tokens.shape), tokens)
-        return capacity.clamp(max=tokens) if isinstance(capacity, Tensor) else capacity
-
-    def _check_each(self, capacity: Tensor, x: Tensor) -> None:
-        """Checks one capacity for each expert, of an integer type if the mask is hard."""
-        if self.softness is None and (capacity.is_floating_point() or capacity.dtype == torch.bool):
-            raise TypeError(f"`capacity` must be an int or an integer tensor for a hard mask, but got {capacity.dtype}")
-        expanded("capacity", capacity, x.shape[:-2] + x.shape[-1:])
-
-    def extra_repr(self) -> str:
-        return f"capacity={self.k}{self._shown_softness()}"
-
-
-def _check_gates(x: Any) -> None:
-    check_strided("x", x)
-    if not isinstance(x, Tensor) or x.dim() < 2:
-        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"`x` must have shape (..., tokens, experts), but got {got}")
 
 
 class TokenChoice(Masking):
@@ -178,7 +50,6 @@ class TokenChoice(Masking):
 
     .. math:: w_e = m_e s_e / {\textstyle\sum_j} m_j s_j.
 
-    ``scores``, ``groups``, ``renormalize``, ``eps`` and ``scale`` are those of :func:`route`, where they are explained.
     ``module(x, indices=experts)`` takes these experts ``(..., tokens, k)`` instead of its own choice.
 
     With a ``bias``, the experts are chosen by s + bias, and weighed by s. The buffer ``bias`` is learned without a
@@ -201,29 +72,17 @@ class TokenChoice(Masking):
 
     Args:
         k: Number of experts per token; for a relaxed mask the sum of its weights.
-        softness: None for the hard mask.
-        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
-        straight_through: Whether a hard mask gets the gradient of the relaxed one.
-        learn_softness: Whether the softness is a parameter.
+        softness, relaxation, straight_through, learn_softness: See :class:`TopKMask`.
         capacity: Largest number of tokens per expert, an int; a float is a factor of the equal load; None for no limit.
-        scores: "softmax", "sigmoid", "sqrtsoftplus", or a function of the logits.
-        groups: ``(number, kept)`` or ``(number, kept, best)``: only experts of the best groups can be chosen.
         renormalize: Over which experts the weights of a token sum to ``scale``: those that are "kept" within their
             capacity, or those that are "chosen", whether they are kept or not. None for the scores as they are.
-        eps: Added to the sum of the scores.
-        scale: Factor of the weights.
+        scores, groups, eps, scale: See :func:`route`.
         bias: Whether there is a bias, or the number of experts. If True, the first call in training or a loaded state
             gives the buffers their length.
 
     Attributes:
-        k: Number of experts per token. It may be assigned at any time.
-        capacity: Largest number of tokens per expert, or None. It may be assigned at any time.
         bias: A float32 buffer ``(experts,)``, 0 at first, or None.
         load: Number of choices of each expert since the last update, a float32 buffer that is not saved, or None.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range.
 
     References:
         [1] Shazeer et al. (2017), "Outrageously large neural networks", arXiv:1701.06538.
@@ -351,7 +210,7 @@ class TokenChoice(Masking):
                 sequences that have no token, instead of the loss of all tokens together.
             group: Processes over which f is taken; all of them must call this method.
         """
-        logits, mask, _ = self._of_the_last_call()
+        logits, mask = self._of_the_last_call()
         experts = logits.shape[-1]
         if not each:
             logits, mask = logits.reshape(-1, experts), mask.reshape(-1, experts)
@@ -370,7 +229,7 @@ class TokenChoice(Masking):
 
         Raises RuntimeError if it needs a gradient but the call was made without one, as :meth:`balance_loss`.
         """
-        logits, *_ = self._of_the_last_call()
+        logits, _ = self._of_the_last_call()
         closed = is_closed(logits)
         logs = logits.masked_fill(closed, 0).logsumexp(-1, keepdim=True).masked_fill(closed, 0)
         return logs.square().sum() / closed.logical_not().sum().clamp(min=1)
@@ -398,8 +257,8 @@ class TokenChoice(Masking):
         self.bias += step - step.mean() if centre else step
         self.load.zero_()
 
-    def _of_the_last_call(self) -> "_Call":
-        """The last call; in a block that runs again in a backward pass, the call of the second run."""
+    def _of_the_last_call(self) -> tuple[Tensor, Tensor]:
+        """Logits and mask of the last call; in a block that a backward pass runs again, those of the second run."""
         call = self._last if is_first_pass() or self._recomputed is None else self._recomputed
         if call is None:
             raise RuntimeError("TokenChoice has no losses before its first call in training mode")
@@ -409,7 +268,7 @@ class TokenChoice(Masking):
                 "as the first pass of an activation checkpoint with use_reentrant=True is. Pass use_reentrant=False, "
                 "or return the loss from inside the block; to monitor a loss without training, call it under no_grad"
             )
-        return call
+        return call[:2]
 
     def _remember(self, logits: Tensor, mask: Tensor) -> None:
         """Keeps the call for the losses; one that is run again only until the end of the backward pass."""
@@ -431,11 +290,7 @@ class TokenChoice(Masking):
             return
         if not is_first_pass() and (self._last is None or self._last[2]):
             return  # the first pass recorded gradients, and so counted; only in a reentrant checkpoint it did not
-        if not torch.compiler.is_compiling() and is_wrapped(mask) and not is_wrapped(self.load):
-            raise RuntimeError(
-                "TokenChoice counts its choices in place, which a transform of torch.func refuses: make it without a "
-                "bias, or call it in evaluation mode"
-            )
+        check_in_place("TokenChoice", mask, self.load, "counts its choices", "make it without a bias")
         with outside_selective_checkpoints(), torch.no_grad():
             counts: Any = mask.detach().reshape(-1, mask.shape[-1]).sum(0, dtype=self.load.dtype)
             write(self.load, self.load + (counts.full_tensor() if is_dtensor(counts) else counts))
@@ -469,11 +324,14 @@ class TokenChoice(Masking):
     def _weights(self, x: Tensor, k: Any, indices: Tensor | None) -> tuple[Tensor, Tensor]:
         """The weights, and which experts are chosen."""
         check_scores(x, -1)
+        capacity = self._number("capacity")
+        if capacity is not None:
+            check_gates(x)
         if indices is not None:
             indices = checked_indices(indices, k, x)
             k = indices.shape[-1]
         k = self._number("k") if k is None else k
-        logits, capacity = x.to(compute_dtype(x)), self._number("capacity")
+        logits = x.to(compute_dtype(x))
         bias, groups = self._bias_of(x), self._groups_of(x, k)
         by_logits = indices is None and bias is None and groups is None and isinstance(self.scores, str)
         is_hard, by_logarithm = self.softness is None, self._takes_logarithms()
@@ -560,7 +418,6 @@ def _log_probabilities(logits: Tensor) -> Tensor:
 
 def _share_of(mask: Tensor, factor: float | Tensor, k: float | Tensor) -> int | Tensor:
     """The factor times the load of an expert if all have the same, rounded up; one for each leading index."""
-    _check_gates(mask)
     tokens, experts = mask.shape[-2:]
     if not (isinstance(factor, Tensor) or isinstance(k, Tensor) or torch.compiler.is_compiling()):
         return math.ceil(_rounded_down(factor * k * tokens / experts, torch.float64))
@@ -583,7 +440,6 @@ def _rounded_down(share: Any, dtype: torch.dtype) -> Any:
 
 def _room(mask: Tensor, scores: Tensor, capacity: int | Tensor) -> Tensor:
     """Ones where an expert keeps tokens that chose it: the ``capacity`` tokens with the largest scores."""
-    _check_gates(mask)
     wanted, tokens = scores.masked_fill(mask == 0, -torch.inf), mask.shape[-2]
     if isinstance(capacity, Tensor):
         return topk_mask(wanted, capacity.clamp(max=tokens), dim=-2)
