@@ -7,7 +7,6 @@ from torch import Tensor
 from khot import sigmoid_topk
 from khot.kernels import backend
 from khot.kernels.count import covariance_inverse, inclusion_inverse
-from khot.kernels.count.characteristic import factors
 from khot.kernels.operators.platforms import HAS_NUMBA
 from khot.kernels.threshold import solve_threshold
 from khot.laws import conditional_poisson as law
@@ -114,18 +113,6 @@ def test_backends_agree_on_rare_units() -> None:
                 logits = solve_logits(probs, 3)
                 found.append(torch.autograd.grad(logits[::2].sum(), probs)[0])
         torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("n, k", [(5, 2), (40, 13), (300, 150), (300, 299)])
-@pytest.mark.parametrize("scale", [0.3, 5.0])
-def test_factors_of_the_covariance(n: int, k: int, scale: float) -> None:
-    logits = scale * normal(2, n, seed=8)
-    log_odds, sizes, v = law.inclusion_log_odds(logits, k), torch.tensor([k, k]), normal(2, n, seed=9)
-    found = factors(logits, sizes, log_odds)
-    product = law.times_covariance(v, logits, k)
-    tolerance = 1e-13 * (found.dense().abs() @ v.abs()[..., None]).squeeze(-1)
-    assert ((found.times(v) - product).abs() <= tolerance).all()
-    assert (((found.dense() @ v[..., None]).squeeze(-1) - product).abs() <= tolerance).all()
 
 
 @pytest.mark.slow

@@ -26,19 +26,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from khot._contents import can_look
 from khot._shapes import broadcast_shapes
 from khot._torch_internals import for_transforms
 from khot.kernels.call import runs_on_cpu
-from khot.kernels.count.characteristic import Factors, factors
-from khot.kernels.count.range_tree import RangeTree, Totals
+from khot.kernels.count.range_tree import RangeTree
 from khot.kernels.exact.row_slabs import Tensors, by_rows, in_slabs, slab_size
-from khot.kernels.exact.rows import number_on
-from khot.kernels.operators.autograd import has_derivative, wants_gradient, with_derivatives_of
+from khot.kernels.operators.autograd import has_derivative, wants_gradient
 
 from . import unit_by_unit
 from .once import Once
-from .size_range import SizeRange, centred
+from .size_range import SizeRange
 from .tilted_tree import (
     FAR,
     SLAB,
@@ -51,7 +48,7 @@ from .tilted_tree import (
     tilted_by_rows,
 )
 
-RELIABLE = 1e-4  # relative to the terms of a sum: sums above this have 11 digits
+PAIRS = 2**22  # entries of matrices whose rows are computed at a time
 
 
 def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
@@ -211,82 +208,48 @@ def times_covariance(v: Tensor, logits: Tensor, k: Size) -> Tensor:
 
 
 def covariance(logits: Tensor, k: Size) -> Tensor:
-    """Covariance of the k-hot vector, ``(*batch, n, n)``, in O(n²) time.
+    """Covariance of the k-hot vector, ``(*batch, n, n)``, from the 2 n designs given a unit.
 
-    An entry has the digits that ``P(i, j) P(neither) - P(only i) P(only j)`` leaves, if contents can be read. In rows
-    that a few units dominate, this takes the designs given a unit, each in O(n log² n) time.
+    An entry has the digits that ``P(i, j) P(neither) - P(only i) P(only j)`` leaves.
     """
-    matrix = covariance_factors(logits, k)
-    found = matrix.dense()
-    if not can_look(found):
-        return found
-    log_odds = inclusion_log_odds(logits.detach(), k)
-    mean, rest = torch.sigmoid(log_odds), torch.sigmoid(-log_odds)
-    logits, _ = expand(logits.detach(), k.high if isinstance(k, SizeRange) else k)
-    value, scale = found.detach(), matrix.scale
-    only_one = mean[..., :, None] * rest[..., None, :] + value.abs()
-    lost = _free_pairs(logits) & (only_one * only_one.mT < RELIABLE * scale[..., :, None] * scale[..., None, :])
-    lost &= (variance := mean * rest)[..., :, None] > 0
-    value = torch.where(_unit(logits), variance[..., None], value)
-    if (at := lost.any(-1).nonzero(as_tuple=True))[0].numel():
-        inside, outside = (_log_odds_given(fate, at, logits, k) for fate in (torch.inf, -torch.inf))
-        change = torch.sigmoid(inside) * torch.sigmoid(-outside) - torch.sigmoid(-inside) * torch.sigmoid(outside)
-        value = torch.where(lost, value.index_put(at, change * variance[at][:, None]), value)
-    return with_derivatives_of(value, found)
-
-
-def covariance_factors(logits: Tensor, k: Size) -> Factors:
-    """The covariance in another form, which takes O(n) numbers."""
-    if isinstance(k, SizeRange):
-        log_odds = inclusion_log_odds(logits.detach(), k)
-        logits, low, high = expand_range(logits, k)
-        shift, size, low, high = centred(logits, low, high)
-        return factors(logits + shift[..., None], size, log_odds, balanced=True, totals=Totals(low, high, -shift))
-    logits, size = expand(logits, k)
-    log_odds = inclusion_log_odds(logits.detach(), k if isinstance(k, int) else size)
-    return factors(logits, size, log_odds)
+    inside, outside = _log_odds_given((torch.inf, -torch.inf), logits, k)
+    change = torch.sigmoid(inside) * torch.sigmoid(-outside) - torch.sigmoid(-inside) * torch.sigmoid(outside)
+    log_odds = inclusion_log_odds(logits, k)
+    return _symmetric((torch.sigmoid(log_odds) * torch.sigmoid(-log_odds))[..., None] * change)
 
 
 def pairwise_inclusion(logits: Tensor, k: Size, mean: Tensor) -> Tensor:
-    """P(i and j in S), ``(*batch, n, n)``, in O(n²) time; on the diagonal the inclusion probabilities ``mean``.
+    """P(i and j in S), ``(*batch, n, n)``, each with a small relative error, from the n designs that include a unit.
 
-    If contents can be read, small entries have as many digits as others. In rows that a few units dominate, this needs
-    the designs that include a unit, each in O(n log² n) time.
+    On the diagonal are the inclusion probabilities ``mean``.
     """
-    found = covariance_factors(logits, k)
-    logits, size = expand(logits, k.high if isinstance(k, SizeRange) else k)
-    pairs = found.dense() + mean[..., :, None] * mean[..., None, :]
-    logits, value, given = logits.detach(), pairs.detach(), mean.detach()
-    others = _free_pairs(logits)
-    single = (size - (logits == torch.inf).sum(-1) <= 1)[..., None, None]  # size left for the others; no two of them
-    value = torch.where(_unit(logits), given[..., None], value.masked_fill(others & single, 0.0))
-    if can_look(value):
-        bound = found.scale + given
-        lost = others & ~single & (value < RELIABLE * bound[..., :, None] * bound[..., None, :])
-        if (at := lost.any(-1).nonzero(as_tuple=True))[0].numel():
-            inside = torch.sigmoid(_log_odds_given(torch.inf, at, logits, k))
-            value = torch.where(lost, value.index_put(at, inside * given[at][:, None]), value)
-    return with_derivatives_of(value, pairs)
+    (inside,) = _log_odds_given((torch.inf,), logits, k)
+    return _symmetric(mean[..., None] * torch.sigmoid(inside))
 
 
-def _unit(logits: Tensor) -> Tensor:
-    return torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
+def _symmetric(x: Tensor) -> Tensor:
+    """A matrix that is symmetric up to rounding, without this rounding."""
+    return (x + x.mT) / 2
 
 
-def _free_pairs(logits: Tensor) -> Tensor:
-    """The pairs of two different units with finite logits."""
-    free = logits.isfinite()
-    return free[..., :, None] & free[..., None, :] & ~_unit(logits)
+def _log_odds_given(fates: tuple[float, ...], logits: Tensor, k: Size) -> Tensors:
+    """For each of these fates, log-odds of all units given that the i-th unit has it, ``(*batch, n, n)``.
 
+    Units without a choice keep their own fate.
+    """
+    whole = expand_range(logits, k)[0] if isinstance(k, SizeRange) else expand(logits, k)[0]
+    shape = *whole.shape, whole.shape[-1]
+    free = inclusion_log_odds(logits.detach(), k).isfinite()
+    fixed = torch.eye(shape[-1], dtype=torch.bool, device=logits.device) & free[..., None]
+    ends = [end for end in (k if isinstance(k, SizeRange) else (k,)) if isinstance(end, Tensor)]
 
-def _log_odds_given(fate: float, at: tuple[Tensor, ...], logits: Tensor, k: Size) -> Tensor:
-    """Log-odds of all other units given the fate of each unit ``at`` these places of ``(*batch, n)``: ``(m, n)``."""
-    fixed = logits[..., None, :].expand(*logits.shape, logits.shape[-1])[at].scatter(-1, at[-1][:, None], fate)
-    ends = [
-        number_on(logits.device, end)[..., None].expand(logits.shape)[at]
-        for end in (k if isinstance(k, SizeRange) else (k,))
-    ]
-    return inclusion_log_odds(fixed, ends[0] if len(ends) == 1 else SizeRange(*ends))
+    def of_rows(rows: Tensor, fixed: Tensor, *ends: Tensor) -> Tensors:
+        sizes = [end.squeeze(-1) for end in ends]
+        size = k if not sizes else SizeRange(*sizes) if isinstance(k, SizeRange) else sizes[0]
+        return tuple(inclusion_log_odds(rows.masked_fill(fixed, fate), size) for fate in fates)
+
+    each = (end.expand(shape[:-2])[..., None, None].expand(*shape[:-1], 1) for end in ends)
+    return by_rows(of_rows, PAIRS, whole[..., None, :].expand(shape), fixed, *each, most=None)
 
 
 def size_probabilities(logits: Tensor, k: SizeRange) -> Tensor:

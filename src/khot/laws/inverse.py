@@ -261,17 +261,16 @@ def _covariance_solution(
     if high is not None:
         return _by_kind(
             lambda k, logits, b: _covariance_solution(logits, b, k, None, family, goal),
-            lambda sizes, logits, b: solve_system(logits, b, sizes, RANGE, tolerance, None),
+            lambda sizes, logits, b: solve_system(logits, b, sizes, RANGE, tolerance),
             SizeRange(low, high),
             logits,
             b,
         )
 
     def of_rows(k: "int | Tensor", logits: Tensor, b: Tensor) -> Tensor:
-        scores = family.scores(logits, k) if family.factors else None
         interior = logits.isfinite()
         b = without_mean(b.masked_fill(~interior, 0.0), interior, goal)
-        return solve_system(logits, b, k, family, tolerance, scores)
+        return solve_system(logits, b, k, family, tolerance)
 
     if not _has_kernel(logits, family):
         return _by_rows(of_rows, low, logits, b)

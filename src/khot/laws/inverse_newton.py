@@ -7,10 +7,9 @@ The method works on the log-odds of the inclusion probabilities, which are nearl
 with C the covariance of the k-hot vector at the current logits. Its off-diagonal entries are negative and its rows sum
 to 0: C is the Laplacian of a graph. The eigenvalues of :math:`D^{-1} C` lie in [0, 2]; only constants have eigenvalue
 0, and in long rows the others cluster at 1. So conjugate gradients take few products ``C v``. Each is a backward pass
-through the product tree, without an n x n matrix. In short rows C is computed, and the systems are solved
-directly.
+through the inclusion probabilities, without an n x n matrix.
 
-In long rows, most of this is not needed: there is an explicit map M that nearly inverts the log-odds of inclusion, with
+Most of this is rarely needed: there is an explicit map M that nearly inverts the log-odds of inclusion, with
 an error of the order of the inverse square of :math:`\operatorname{tr} D`. The iteration
 
 .. math:: \theta_m = M(a_m), \quad a_{m+1} = a_m + \operatorname{logit} \pi - \operatorname{logit} \pi(\theta_m)
@@ -33,16 +32,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from khot.kernels.count import MOST_FACTORED
-from khot.kernels.count.characteristic import Factors, factors
-from khot.kernels.exact.rows import number_on
 
 from .conditional_poisson import inclusion_log_odds, inclusion_probabilities, size_probabilities, slopes
 from .size_range import SizeRange
 from .tilted_tree import Size
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, at which rounding ends the progress
-LONGEST = 32  # units of rows whose covariance is computed: O(n^3) time
 MOST_SHIFT = 60.0  # largest shift of the logits with which a guess compensates for the excluded sizes
 SHIFT_STEPS = 22  # bisections, to about 3e-5
 FAST = 0.1  # error factor per step; a fixed-point iteration slower than this gives way to Newton's method
@@ -56,7 +51,6 @@ NO_SUM = 1e3  # times the accuracy and the size of the terms: a sum below this i
 SMALL = 1e-3  # part of the weight of a row: a unit below it hardly affects the others
 NEGLIGIBLE = 1e-20  # part of it below which a unit does not affect the others at all
 CG_FORCING = 1e-4  # accuracy of a Newton step, and thus the factor by which the error falls near the solution
-RELIABLE_SHIFT = 8.0  # largest |logit - log-odds of the inclusion| without cancellation
 
 
 def centred(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -85,8 +79,8 @@ class Family(NamedTuple):
     from_log_odds: Callable[[Tensor], Tensor]  # to that scale
     slope: Callable[[Tensor], Tensor]  # derivative of a probability with respect to its score
     guess: Callable[[Tensor], Tensor] = lambda scores: scores  # approximate logits for these scores
-    factors: Callable[..., Factors] | None = None  # the covariance, a function of (logits, k, scores)
     goal: float = 1e-14  # error of the scores, relative to the largest logit
+    further: float = 1.0  # the iteration continues to this times the goal, if rounding lets it
     centre: Callable[..., Tensor] = centred  # removes the null space of C
 
 
@@ -112,7 +106,7 @@ CONDITIONAL_POISSON = Family(
     lambda log_odds: log_odds,
     _logistic_slope,
     _without_correlation,
-    factors,
+    further=0.01,
 )
 
 
@@ -121,7 +115,7 @@ def interior_of(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Te
     return x.masked_fill(~interior, 0.0)
 
 
-RANGE = CONDITIONAL_POISSON._replace(guess=lambda scores: scores, factors=None, centre=interior_of)
+RANGE = CONDITIONAL_POISSON._replace(guess=lambda scores: scores, centre=interior_of)
 
 
 def _products(logits: Tensor, k: Size, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -139,10 +133,7 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
     """
     interior = target.isfinite()
     target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
-    if family.factors is not None and target.shape[-1] <= LONGEST:
-        logits, lost = family.guess(target), torch.ones_like(interior[..., 0])
-    else:
-        logits, lost = _iterate(target, k, family)
+    logits, lost = _iterate(target, k, family)
     if lost.any():
         size, start = k, logits[lost]
         if isinstance(k, SizeRange):
@@ -160,9 +151,9 @@ def _iterate(target: Tensor, k: Size, family: Family) -> tuple[Tensor, Tensor]:
         guess, fast, enough = guess_in_range(target, k), FAST_IN_RANGE, NEARLY * family.goal
     else:
         guess, fast, enough = family.guess, FAST, family.goal
-    aim = target
+    aim, goal = target, family.further * family.goal
     r, error = _residual(target, k, family, guess(aim))
-    going = error > family.goal
+    going = error > goal
     for _ in range(MAX_STEPS):
         if not going.any():
             break
@@ -170,8 +161,8 @@ def _iterate(target: Tensor, k: Size, family: Family) -> tuple[Tensor, Tensor]:
         new_r, new_error = _residual(target, k, family, guess(new_aim))
         better = going & (new_error < error)
         left = new_error * (new_error / error) * MARGIN  # after the next step, which gains as much again
-        done = left <= family.goal
-        going = better & ~done & (new_error <= fast * error) & (new_error > family.goal)
+        done = left <= goal
+        going = better & ~done & (new_error <= fast * error) & (new_error > goal)
         new_aim, new_error = torch.where(done[..., None], new_aim + new_r, new_aim), torch.where(done, left, new_error)
         aim, r = (torch.where(better[..., None], new, old) for new, old in ((new_aim, aim), (new_r, r)))
         error = torch.where(better, new_error, error)
@@ -187,16 +178,13 @@ def _newton(logits: Tensor, target: Tensor, k: Size, family: Family) -> Tensor:
             break
         scores = target - r
         weight = family.slope(scores)
-        step = solve_system(logits, weight * family.centre(r, interior, weight), k, family, CG_FORCING, scores)
+        step = solve_system(logits, weight * family.centre(r, interior, weight), k, family, CG_FORCING)
         for _ in range(MAX_HALVINGS):
             new_r, new_error = residual(logits + step)
             worse = ~(new_error < error)
             if not (worse & (error > ACCEPTED)).any():
                 break
             step = torch.where(worse[..., None], step / 2, step)
-        if family.factors is not None and (worse & (error > max(ACCEPTED, family.goal))).any():
-            family = family._replace(factors=None)  # they may have lost digits that a step needs
-            continue
         if worse.all():
             break
         logits = torch.where(worse[..., None], logits, logits + step)
@@ -246,46 +234,10 @@ def guess_in_range(log_odds: Tensor, sizes: SizeRange) -> Callable[[Tensor], Ten
     return guess
 
 
-def solve_system(logits: Tensor, b: Tensor, k: Any, family: Family, tolerance: float, scores: Tensor | None) -> Tensor:
-    """v with C v = b over the finite logits, with mean 0 weighted by D; b sums to 0, up to rounding.
-
-    The factors of C need the scores; None means to work without them.
-    """
-    if family.factors is not None and scores is not None and logits.shape[-1] <= MOST_FACTORED:
-        v = _solve_factored(logits, b, k, family, tolerance, scores)
-        lost = v.isnan().any(-1)
-        if lost.any():
-            size = k[lost] if isinstance(k, Tensor) else k
-            v[lost] = solve_system(logits[lost], b[lost], size, family, tolerance, None)
-        return v
+def solve_system(logits: Tensor, b: Tensor, k: Any, family: Family, tolerance: float) -> Tensor:
+    """v with C v = b over the finite logits, with mean 0 weighted by D; b sums to 0, up to rounding."""
     weight, product = _products(logits, k, family)
     return _conjugate_gradients(product, b, weight, tolerance, family.centre)
-
-
-def _solve_factored(
-    logits: Tensor, b: Tensor, k: int | Tensor, family: Family, tolerance: float, scores: Tensor
-) -> Tensor:
-    """:func:`solve_system` by the factors of C, directly in short rows; NaN in rows in which they have lost digits."""
-    size = number_on(logits.device, k).expand(logits.shape[:-1])
-    weight = family.slope(scores)
-    shift = centred(scores - logits, logits.isfinite(), weight)
-    lost = (shift.abs().amax(-1) > RELIABLE_SHIFT)[..., None]
-    found, b = cast(Any, family.factors)(logits, size, scores), b.masked_fill(lost, 0.0)
-    if logits.shape[-1] > LONGEST:
-        # The diagonal of the approximation of C without its rank-one part; see the kernel.
-        nearly = weight * (1 + weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(b.dtype).tiny))
-        v = _conjugate_gradients(found.times, b, nearly, tolerance)
-        return centred(v, logits.isfinite(), weight).masked_fill(lost, torch.nan)
-    interior, matrix = weight > 0, found.dense()
-    root = torch.where(interior, weight, 1.0).sqrt()
-    constant = torch.where(interior, root, 0.0)  # spans the null space of ``matrix``, scaled to a unit diagonal
-    scaled = matrix / (root[..., :, None] * root[..., None, :]) + torch.diag_embed((~interior).double())
-    total = weight.sum(-1)[..., None, None].clamp(min=torch.finfo(b.dtype).tiny)
-    scaled = scaled + constant[..., :, None] * constant[..., None, :] / total
-    v = torch.cholesky_solve((b / root)[..., None], torch.linalg.cholesky_ex(scaled)[0]).squeeze(-1) / root
-    # A sweep of Jacobi's method for units too improbable to affect a norm: no other unit depends on them.
-    left = b - (matrix @ v[..., None]).squeeze(-1)
-    return centred(v + left / root.square(), interior, weight).masked_fill(lost, torch.nan)
 
 
 def _conjugate_gradients(

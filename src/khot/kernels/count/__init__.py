@@ -55,12 +55,6 @@ _short_rows = only_if(
     lambda logits, n, *_: n <= LONGEST, f"the product tree is faster for rows of more than {LONGEST} units"
 )
 
-MOST_FACTORED = 2**16  # units of rows whose factors, some 500 bytes per unit, do not take too much memory
-
-_not_too_long = only_if(
-    lambda x, n: n <= MOST_FACTORED, f"the tables of rows of more than {MOST_FACTORED} units are too large"
-)
-
 
 class _Loop(Operation):
     """A function of this name in numba, ``loop``, for plain calls from laws that have checked that it takes them."""
@@ -79,7 +73,7 @@ bernoulli_count = _Loop("bernoulli_count", ".numba_backend", _short_rows)
 bernoulli_count_derivative = _Loop("bernoulli_count_derivative", ".numba_backend")
 bernoulli_count_log_prob = _Loop("bernoulli_count_log_prob", ".numba_backend")
 bernoulli_count_log_prob_derivative = _Loop("bernoulli_count_log_prob_derivative", ".numba_backend")
-inclusion_inverse = _Loop("inclusion_inverse", ".numba_inverse", _not_too_long)
+inclusion_inverse = _Loop("inclusion_inverse", ".numba_inverse", _short_rows)
 covariance_inverse = _Loop("covariance_inverse", ".numba_systems")
 
 bernoulli_count_draw = DrawOperator("bernoulli_count_draw", reference.bernoulli_count_draw)
