@@ -23,6 +23,7 @@ from tests.inputs import normal
 pytest.importorskip("numba", reason="numba is not installed")
 
 from khot.kernels.count import numba_backend
+from khot.kernels.count.numba_backend import widest_count
 from tests.log_partition import log_partition
 
 pytestmark = pytest.mark.slow  # as what is tested takes seconds to compile
@@ -33,6 +34,11 @@ LAWS = (
     conditional_poisson.inclusion_log_odds,
     conditional_poisson.entropy,
 )
+
+
+def law_of(logits, low, high):
+    """The law by loops."""
+    return bernoulli_count.loop(logits, low, high, widest_count(logits.shape[-1], low, high))
 
 
 def in_both(function, logits, weight):
@@ -66,7 +72,7 @@ def test_tables_and_nodes_leave_nothing_out(law, n, k, spread):
 def test_any_scale_and_ties(scale):
     logits = scale * torch.tensor([[1.0, 1, 1, 0.5, 0, 0, 0, -1, -1], [3.0, 2, 1, 0, -1, -2, -3, -4, -5]]).double()
     for k in range(10):
-        _, log_total, complement, inclusion = bernoulli_count.loop(logits, *2 * [torch.tensor([k, k])])
+        _, log_total, complement, inclusion, _ = law_of(logits, *2 * [torch.tensor([k, k])])
         assert log_total.isfinite().all()
         torch.testing.assert_close(inclusion.sum(-1), torch.full((2,), float(k)).double(), rtol=1e-12, atol=1e-12)
         assert (complement + inclusion - 1).abs().max() < 1e-15
@@ -78,7 +84,8 @@ def test_rows_without_an_answer_are_nan_and_others_are_not():
     logits = normal(5, 6)
     logits[0, 2], logits[1, :3], logits[2, :4] = torch.nan, torch.inf, -torch.inf
     k = torch.tensor([3, 2, 3, 7, 3])
-    tilt, *rest = bernoulli_count.loop(logits, k, k)
+    tilt, *rest, left = law_of(logits, k, k)
+    assert left == 4
     for result in (tilt, *rest):
         assert result[:4].isnan().all() and not result[4].isnan().any()
     gradient = bernoulli_count_derivative.loop(logits, k, k, tilt, *rest[1:], normal(5, 6, seed=1))
@@ -155,7 +162,7 @@ def test_many_cotangents_at_once():
 def test_long_odds_keep_their_digits():
     """Inclusion probabilities of 1e-200 and their complements, against their closed form for one of n."""
     logits = torch.tensor([[0.0, -460.0, -230.0]]).double()
-    *_, complement, inclusion = bernoulli_count.loop(logits, *2 * [torch.tensor([1])])
+    *_, complement, inclusion, _ = law_of(logits, *2 * [torch.tensor([1])])
     total = 1 + math.exp(-460) + math.exp(-230)
     expected = torch.tensor([[1.0, math.exp(-460), math.exp(-230)]], dtype=torch.float64) / total
     torch.testing.assert_close(inclusion, expected, rtol=1e-13, atol=0)
@@ -283,9 +290,9 @@ def test_rows_of_large_numbers_keep_their_digits():
     logits = 1e9 + normal(3, 50)
     k = torch.tensor([1, 20, 49])
     with backend("numba"):
-        *_, complement, inclusion = bernoulli_count.loop(logits, k, k)
+        *_, complement, inclusion, _ = law_of(logits, k, k)
         draws = bernoulli_count_draw(logits, k, k, SEED, 9, torch.float64)
-        *_, expected_complement, expected = bernoulli_count.loop(logits - 1e9, k, k)
+        *_, expected_complement, expected, _ = law_of(logits - 1e9, k, k)
     torch.testing.assert_close(inclusion, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(complement, expected_complement, rtol=1e-12, atol=0)
     assert (draws.sum(-1) == k).all()
@@ -302,7 +309,7 @@ def test_a_row_does_not_depend_on_its_neighbours_or_its_place(scale):
 
     def results(rows):
         given = logits[rows], low[rows], high[rows]
-        law = bernoulli_count.loop(*given)
+        *law, _ = law_of(*given)
         return [*law, bernoulli_count_derivative.loop(*given, law[0], *law[2:], g[rows])]
 
     whole = results(torch.arange(21))
@@ -318,7 +325,7 @@ def test_long_rows_do_not_depend_on_their_neighbours():
 
     def results(rows):
         given = logits[rows], low[rows], k[rows]
-        law = bernoulli_count.loop(*given)
+        *law, _ = law_of(*given)
         return [*law, bernoulli_count_derivative.loop(*given, law[0], *law[2:], g[rows])]
 
     whole = results(torch.arange(6))

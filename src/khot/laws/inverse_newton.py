@@ -32,7 +32,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-
 from .conditional_poisson import inclusion_log_odds, inclusion_probabilities, size_probabilities, slopes
 from .size_range import SizeRange
 from .tilted_tree import Size

@@ -5,7 +5,6 @@ remembered, and values made under ``torch.no_grad`` also serve calls that are di
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -27,9 +26,13 @@ class Once(dict[str, Any]):
         """``make(*args)``, which is the same at every call; without gradient, and must not be written to."""
         found: R | None = self.get(name)
         if found is None:
-            own = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
-            with own, torch.no_grad():
-                found = make(*[x.detach() if isinstance(x, torch.Tensor) else x for x in args])
+            constant = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
+            if torch.is_inference_mode_enabled():
+                with torch.inference_mode(False), torch.no_grad():
+                    found = make(*constant)
+            else:
+                with torch.no_grad():
+                    found = make(*constant)
             if not torch.compiler.is_compiling() and runs_unwatched():
                 self[name] = found
         return found

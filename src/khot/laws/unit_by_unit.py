@@ -89,23 +89,25 @@ def _without_repeats(x: Tensor, dims: int) -> Tensor:
 
 def _solve(logits: Tensor, *ends: int | Tensor) -> Solved:
     """Rows that an ``expand`` has repeated, as that of a plate, are solved once."""
-    distinct, sizes = _without_repeats(logits, logits.ndim - 1) if 0 in logits.stride() else logits, ends
-    shape, whole = distinct.shape, logits.shape
+    distinct, whole = _without_repeats(logits, logits.ndim - 1) if 0 in logits.stride() else logits, logits.shape
+    n, shape, sizes = whole[-1], distinct.shape, ends
     if type(ends[0]) is not int or type(ends[-1]) is not int:
         sizes = tuple([_without_repeats(end, end.ndim) if isinstance(end, Tensor) else end for end in ends])
         shape, whole = _shape_of(distinct, sizes), _shape_of(logits, ends)
     # A copy, because a storage that is shown to NumPy cannot be resized any more, as FSDP does with a parameter's.
-    rows = distinct.to(torch.float64, copy=True).expand(shape).reshape(-1, shape[-1]).contiguous()
+    rows = distinct.to(torch.float64, copy=True)
+    if len(shape) != 2 or rows.shape != shape or not rows.is_contiguous():
+        rows = rows.expand(shape).reshape(-1, n).contiguous()
     each = []
     for size in sizes:
         if isinstance(size, Tensor):
             each.append(size.long().expand(shape[:-1]).reshape(-1).contiguous())
         else:
-            each.append(torch.full(rows.shape[:1], size, device=rows.device))
+            each.append(torch.full((len(rows),), size, device=rows.device))
     low, high = each[0], each[-1]
-    results = bernoulli_count.loop(rows, low, high)
-    lost = results[0].isnan()
-    if lost.any():
+    *results, left = bernoulli_count.loop(rows, low, high, SizeRange(sizes[0], sizes[-1]).bound(n))
+    if left:
+        lost = results[0].isnan()
         for result, of_lost in zip(results, _law_by_tree(rows[lost], low[lost], high[lost]), strict=True):
             result[lost] = of_lost
     solved = Solved(shape, rows, low, high, *results)

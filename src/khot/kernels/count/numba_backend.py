@@ -8,7 +8,7 @@ NaN, and their draws False.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,15 +25,30 @@ DRAWS_A_TASK = 64
 NONE = np.empty(0)
 
 
-def _blocks(n: int, low: Tensor, high: Tensor) -> tuple[int, int, bool]:
-    """The number of blocks of rows with these sizes, the items that they are worth, and whether all have a table."""
-    blocks, widest = -(-len(low) // LANES), int(high.minimum(n - low).max())
-    return blocks, blocks * n * (16 + 4 * widest), n * widest <= TABLE
+class Law(NamedTuple):
+    """The law of rows of units given their count."""
+
+    tilt: Tensor  # (R,), t
+    log_total: Tensor  # (R,), of the weights of all draws, which are those of bernoulli_count_log_prob
+    complement: Tensor  # (R, n), the probabilities that units are zeros
+    inclusion: Tensor  # (R, n), the probabilities that they are ones
+    left: int  # the number of rows that are left to other code
+
+
+def widest_count(n: int, low: Tensor, high: Tensor) -> int:
+    """The largest count of the rarer value in any row."""
+    return int(high.minimum(n - low).max())
+
+
+def _blocks(rows: int, n: int, widest: int) -> tuple[int, int]:
+    """The number of blocks of rows, and the items that they are worth."""
+    blocks = -(-rows // LANES)
+    return blocks, blocks * n * (16 + 4 * widest)
 
 
 def _apart(
     by_table: Callable[..., Any], by_nodes: Callable[..., Any], results: Sequence[Tensor], *arguments: Tensor
-) -> Sequence[Tensor]:
+) -> None:
     """Fills results for logits, ends of sizes and more of rows of which some have no table.
 
     What a row gets does not depend on the others. Ranges of sizes without a table are left to other code.
@@ -48,12 +63,11 @@ def _apart(
             found = function(*(x[at] for x in arguments))
             for result, part in zip(results, [found] if isinstance(found, Tensor) else found, strict=True):
                 result[at] = part
-    return results
 
 
 @kernel
 def _law_blocks(begin, end, logits, low, high, none, tilt, log_total, complement, inclusion):
-    rows, n = logits.shape
+    (rows, n), left = logits.shape, 0
     block = empty_block(n, widest_of(low, high, n), False)
     for number in range(begin, end):
         tabulate(block, number, logits, low, high, none)
@@ -61,6 +75,7 @@ def _law_blocks(begin, end, logits, low, high, none, tilt, log_total, complement
         for lane in range(lanes_of(number, rows)):
             r, total = number * LANES + lane, block.total[lane]
             known = 1.0 if is_sound(total) else np.nan
+            left += not is_sound(total)
             tilt[r], log_total[r] = known * block.shift[lane], known * math.log(total)
             for i in range(n):
                 out, included = block.out[i * LANES + lane], block.included[i * LANES + lane]
@@ -68,29 +83,30 @@ def _law_blocks(begin, end, logits, low, high, none, tilt, log_total, complement
                     out, included = included, out
                 size = known * (out + included)
                 complement[r, i], inclusion[r, i] = out / size, included / size
-    return 0
+    return left
 
 
-def bernoulli_count(logits: Tensor, low: Tensor, high: Tensor) -> Sequence[Tensor]:
+def bernoulli_count(logits: Tensor, low: Tensor, high: Tensor, widest: int) -> Law:
     """The tilt, the law of the count and the inclusion probabilities.
 
     Args:
         logits: ``(R, n)`` float64.
         low: ``(R,)`` integers, the smallest possible count, 0 <= low <= high <= n.
         high: ``(R,)`` integers, the largest one.
-
-    Returns:
-        Tilts t ``(R,)``; ``(R,)`` of the logarithm of the total weight of all draws, where a draw has the weight
-        :func:`bernoulli_count_log_prob`; the probabilities ``(R, n)`` that units are zeros, and that they are ones.
+        widest: The :func:`widest_count` of these.
     """
     rows, n = logits.shape
-    blocks, items, has_table = _blocks(n, low, high)
     results = logits.new_empty(rows), logits.new_empty(rows), torch.empty_like(logits), torch.empty_like(logits)
-    if not has_table:
-        return _apart(bernoulli_count, numba_long.bernoulli_count, results, logits, low, high)
+    if n * widest > TABLE:
+        _apart(_law_by_table, numba_long.bernoulli_count, results, logits, low, high)
+        return Law(*results, int(results[0].isnan().sum()))
     given = map(Tensor.numpy, (logits, low, high))
-    over_rows(_law_blocks, blocks, items, *given, NONE, *map(Tensor.numpy, results))
-    return results
+    left = over_rows(_law_blocks, *_blocks(rows, n, widest), *given, NONE, *map(Tensor.numpy, results))
+    return Law(*results, left)
+
+
+def _law_by_table(logits: Tensor, low: Tensor, high: Tensor) -> Sequence[Tensor]:
+    return bernoulli_count(logits, low, high, widest_count(logits.shape[-1], low, high))[:-1]
 
 
 @per_row
@@ -130,10 +146,12 @@ def bernoulli_count_derivative(
     logits: Tensor, low: Tensor, high: Tensor, tilt: Tensor, complement: Tensor, inclusion: Tensor, g: Tensor
 ) -> Tensor:
     """The derivative of ``<g, inclusion>`` with respect to the logits."""
-    blocks, items, has_table = _blocks(logits.shape[-1], low, high)
+    (rows, n), widest = logits.shape, widest_count(logits.shape[-1], low, high)
     result, given = torch.empty_like(logits), (logits, low, high, tilt, complement, inclusion, g)
-    if not has_table:
-        return _apart(bernoulli_count_derivative, numba_long.bernoulli_count_derivative, [result], *given)[0]
+    if n * widest > TABLE:
+        _apart(bernoulli_count_derivative, numba_long.bernoulli_count_derivative, [result], *given)
+        return result
+    blocks, items = _blocks(rows, n, widest)
     over_rows(_derivative_blocks, blocks, 2 * items, *(x.contiguous().numpy() for x in (*given, result)))
     return result
 
@@ -229,7 +247,7 @@ def _parts(tasks: int, enough: int, draws: int) -> int:
 def _draw_by_table(logits: Tensor, low: Tensor, high: Tensor, names: Tensor, seed: Tensor, out: Tensor) -> Tensor:
     """Writes draws with the random numbers of rows of these numbers; returns the rows that it leaves to other code."""
     _, rows, n = out.shape
-    blocks, items, _ = _blocks(n, low, high)
+    blocks, items = _blocks(rows, n, widest_count(n, low, high))
     parts, lost = _parts(blocks, BLOCK_TASKS, len(out)), out.new_empty(rows)
     arguments = map(Tensor.numpy, map(Tensor.contiguous, (logits, low, high, names, seed, out, lost)))
     over_rows(_draw_tasks, blocks * parts, items * parts + 16 * out.numel(), parts, NONE, *arguments)
@@ -272,7 +290,7 @@ def bernoulli_count_log_prob(
 ) -> Tensor:
     """``log P(x = value)`` of values ``(S, R, n)`` of possible sizes, linear in the value, ``(S, R)``."""
     result = logits.new_empty(value.shape[:-1])
-    rows = map(Tensor.numpy, map(Tensor.contiguous, (logits, low, high, tilt, log_total)))
+    rows = map(Tensor.numpy, (logits, low, high, tilt, log_total))
     over_rows(_log_prob_tasks, result.numel(), value.numel(), *rows, array_like(value.contiguous()), result.numpy())
     return result
 
