@@ -12,11 +12,11 @@ from khot.kernels import backend
 from khot.kernels.count import (
     bernoulli_count,
     bernoulli_count_derivative,
-    bernoulli_count_draw,
 )
 from khot.laws import conditional_poisson, sampford, unit_by_unit
 from khot.laws.inverse import times_covariance_at
 from khot.laws.size_range import SizeRange
+from khot.laws.unit_by_unit import bernoulli_count_draw
 from khot.relaxations import sigmoid_topk
 from tests.inputs import normal
 

@@ -19,7 +19,7 @@ from khot.kernels.order_sampling import rank_centre
 from khot.kernels.order_sampling.noises import NOISES
 from khot.kernels.registry import OPERATORS
 from tests.inputs import normal
-from tests.kernels import isotonic_definition, transport_definition
+from tests.kernels import count_definition, isotonic_definition, transport_definition
 from tests.kernels import order_definition as order
 from tests.kernels import threshold_definition as simplex
 from tests.kernels.device import INTERPRETED
@@ -201,6 +201,7 @@ DEFINITIONS = {
     "slice_weights_derivative": order.slice_weights_derivative,
     "sorted_transport": transport_definition.sorted_transport,
     "sorted_transport_derivative": transport_definition.sorted_transport_derivative,
+    "bernoulli_count_draw": count_definition.bernoulli_count_draw,
 }  # those of other operators are their plain functions
 OF_TREES = {"pair_merge", "pair_split", "forest_roots", "forest_outsides", "forest_bends"}  # of memory in their order
 
@@ -234,6 +235,7 @@ CALLS = [
 CALLS += [
     pytest.param(name, make, lambda name=name: OPERATORS[name].plain, id=f"{name}-{i}-torch")
     for name in ({} if INTERPRETED else DEFINITIONS)
+    if name != "bernoulli_count_draw"  # plain torch draws with other random numbers, see test_product_tree
     for i, make in enumerate(CASES[name])
 ]
 

@@ -312,10 +312,6 @@ def sample(
     if drawn is not None:
         return drawn.view(*sample_shape, *drawn.shape[1:])
 
-    def function(tilted: Tilted) -> Tensors:
-        draws = tilted.tree.draw(count, generator)  # (n, rows, samples)
-        draws = draws.permute(1, 2, 0).reshape(*tilted.flip.shape, count, n)
-        return (draws != tilted.flip[..., None, None],)
-
-    (draws,) = tilted_by_rows(function, logits, k, kept)  # (*batch, samples, n)
+    # (*batch, samples, n)
+    (draws,) = tilted_by_rows(lambda tilted: (tilted.draw(count, generator),), logits, k, kept)
     return draws.movedim(-2, 0).reshape(*sample_shape, *draws.shape[:-2], n)

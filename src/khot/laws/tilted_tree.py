@@ -69,6 +69,11 @@ class Tilted(NamedTuple):
         log_odds = log_of_small(included.masked_fill(sure, 1.0)) - log_of_small(out.masked_fill(sure, 1.0))
         return log_odds.masked_fill(excluded, -torch.inf).masked_fill(certain, torch.inf)
 
+    def draw(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draws of the units, ``(*batch, count, n)`` bool."""
+        draws = self.tree.draw(count, generator).permute(1, 2, 0)
+        return draws.reshape(*self.flip.shape, *draws.shape[1:]) != self.flip[..., None, None]
+
 
 def _threshold(logits: Tensor, k: Tensor) -> Tensor:
     """A t for which B = k is likely with c = -t: the root of ``sum sigmoid(logits - t) = k``; cheaper in short rows."""
@@ -185,3 +190,16 @@ def tilted_by_rows(
         return function(tilt(logits, size, None, balanced))
 
     return by_rows(of_rows, SLAB, logits, *tensors, most=SLABS)
+
+
+def single_or_range(low: Tensor, high: Tensor) -> Size:
+    """The sizes between both ends, as one tensor if these are equal in all rows."""
+    return low if torch.equal(low, high) else SizeRange(low, high)
+
+
+def bernoulli_count_draw(
+    logits: Tensor, low: Tensor, high: Tensor, seed: Tensor, draws: int, dtype: torch.dtype
+) -> Tensor:
+    """Draws ``(draws, *batch, n)`` of units with logits ``(*batch, n)``, given that low to high of them are ones."""
+    generator = torch.Generator(logits.device).manual_seed(int(seed))
+    return tilt(logits, single_or_range(low, high)).draw(draws, generator).movedim(-2, 0).to(dtype)

@@ -22,17 +22,19 @@ from khot.kernels.count import (
     TABLE,
     bernoulli_count,
     bernoulli_count_derivative,
-    bernoulli_count_draw,
     bernoulli_count_log_prob,
     bernoulli_count_log_prob_derivative,
+    short_rows,
 )
 from khot.kernels.exact.rows import number_on
 from khot.kernels.exact.small_numbers import TINY
 from khot.kernels.random_numbers.philox import draw_seed
+from khot.kernels.registry import DrawOperator
 
+from . import tilted_tree
 from .once import Once
 from .size_range import SizeRange
-from .tilted_tree import Size, tilt
+from .tilted_tree import Size, single_or_range, tilt
 
 ByTree = Callable[..., Tensor]
 
@@ -118,13 +120,9 @@ def _shape_of(x: Tensor, ends: Sequence[int | Tensor]) -> torch.Size:
     return broadcast_shapes(x.shape, *[(*end.shape, 1) for end in ends if isinstance(end, Tensor)])
 
 
-def _either(low: Tensor, high: Tensor) -> Size:
-    return low if torch.equal(low, high) else SizeRange(low, high)
-
-
 def _law_by_tree(logits: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, ...]:
     """The results of :func:`bernoulli_count`, for rows that it leaves."""
-    tilted = tilt(logits, _either(low, high))
+    tilted = tilt(logits, single_or_range(low, high))
     (out, included), shift = tilted.masses(), -tilted.shift
     total, log_sure = out + included, F.logsigmoid(tilted.z.abs()).sum(-1)
     excess = tilted.k - torch.where(shift < 0, low, high)  # over the size whose weight is 1 in loops
@@ -144,7 +142,7 @@ def _derivative(solved: Solved, g: Tensor, log_odds: bool) -> Tensor:
     if lost.any():
         with torch.enable_grad():
             rows = logits[lost].requires_grad_()
-            tilted = tilt(rows, _either(low[lost], high[lost]))
+            tilted = tilt(rows, single_or_range(low[lost], high[lost]))
             found = tilted.log_odds() if log_odds else tilted.inclusion()
         result[lost] = torch.autograd.grad(found, rows, g[lost])[0]
     return result
@@ -269,6 +267,10 @@ def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Once | None, by_tree:
         return _log_prob(value.detach(), solved)
     result: Tensor = _LogProb.apply(logits, value, solved, by_tree)
     return result
+
+
+bernoulli_count_draw = DrawOperator("bernoulli_count_draw", tilted_tree.bernoulli_count_draw)
+bernoulli_count_draw.backend("numba", module="khot.kernels.count.numba_backend", takes=short_rows)
 
 
 def sample(logits: Tensor, k: Size, draws: int, generator: torch.Generator | None) -> Tensor | None:

@@ -44,14 +44,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..registry import DrawOperator, Operation, Operator, only_if
-from . import reference, reference_tree, torch_pairs
+from ..registry import Operation, Operator, only_if
+from . import reference_tree, torch_pairs
 
 TABLE = 20_000  # units times counts of rows for which a table of counts is the fastest way
 TABLE_OF_INVERSE = 200_000  # the same for inverses, which without a table are iterations in plain torch
 LONGEST = 2**14  # units of a row; the product tree is faster in rows at least a few times as long
 
-_short_rows = only_if(
+short_rows = only_if(
     lambda logits, n, *_: n <= LONGEST, f"the product tree is faster for rows of more than {LONGEST} units"
 )
 
@@ -69,15 +69,12 @@ class _Loop(Operation):
         return loop
 
 
-bernoulli_count = _Loop("bernoulli_count", ".numba_backend", _short_rows)
+bernoulli_count = _Loop("bernoulli_count", ".numba_backend", short_rows)
 bernoulli_count_derivative = _Loop("bernoulli_count_derivative", ".numba_backend")
 bernoulli_count_log_prob = _Loop("bernoulli_count_log_prob", ".numba_backend")
 bernoulli_count_log_prob_derivative = _Loop("bernoulli_count_log_prob_derivative", ".numba_backend")
-inclusion_inverse = _Loop("inclusion_inverse", ".numba_inverse", _short_rows)
+inclusion_inverse = _Loop("inclusion_inverse", ".numba_inverse", short_rows)
 covariance_inverse = _Loop("covariance_inverse", ".numba_systems")
-
-bernoulli_count_draw = DrawOperator("bernoulli_count_draw", reference.bernoulli_count_draw)
-bernoulli_count_draw.backend("numba", module=".numba_backend", takes=_short_rows)
 
 FOREST_LEVELS = 10  # levels of the trees that a program holds
 TRITON_WIDTH = 1024  # widest child of a node above these that is convolved directly; beyond it the FFT is faster

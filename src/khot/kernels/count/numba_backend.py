@@ -17,7 +17,7 @@ from torch import Tensor
 from ..cpu.lanes import LANES
 from ..cpu.loops import array_like, kernel, over_rows, per_row
 from ..cpu.random_numbers import uniform_pair
-from . import TABLE, numba_long, reference
+from . import TABLE, numba_long
 from .numba_table import bend, descend, empty_block, is_sound, lanes_of, row_of, tabulate, widest_of
 
 BLOCK_TASKS, ROW_TASKS = 4, 16  # blocks or long rows that keep all threads busy; the draws of fewer are distributed
@@ -198,7 +198,7 @@ def _draw_block(block, width, n, even, odd, left, drawn):
 
 
 @kernel
-def _draw_tasks(begin, end, parts, none, logits, low, high, names, seed, out, is_lost):
+def _draw_tasks(begin, end, parts, none, logits, low, high, names, seed, out):
     draws, rows, n = out.shape
     block = empty_block(n, widest_of(low, high, n), False)
     places, left, drawn = np.empty((2, n // 2 + 1, LANES)), np.empty(LANES, np.int64), np.empty((n, LANES), np.bool_)
@@ -214,28 +214,25 @@ def _draw_tasks(begin, end, parts, none, logits, low, high, names, seed, out, is
             _draw_block(block, width, n, places[0], places[1], left, drawn)
             for lane in range(lanes_of(number, rows)):
                 for i in range(n):
-                    out[draw, number * LANES + lane, i] = drawn[i, lane]
-        for lane in range(lanes_of(number, rows)):
-            is_lost[number * LANES + lane] = not is_sound(block.total[lane])
+                    out[draw, number * LANES + lane, i] = drawn[i, lane] and is_sound(block.total[lane])
     return 0
 
 
 def bernoulli_count_draw(
     logits: Tensor, low: Tensor, high: Tensor, seed: Tensor, draws: int, dtype: torch.dtype
 ) -> Tensor:
+    """The draws of each row have their own random numbers. Rows that have no law get no ones."""
     *batch, n = logits.shape
     rows = logits.reshape(-1, n).contiguous(), low.reshape(-1).contiguous(), high.reshape(-1).contiguous()
-    out, lost = logits.new_empty((draws, len(rows[0]), n), dtype=torch.bool), torch.ones_like(rows[1], dtype=torch.bool)
-    names, has_table = torch.arange(len(lost), device=lost.device), n * rows[2].minimum(n - rows[1]) <= TABLE
-    for draw, taken in ((_draw_by_table, has_table), (_draw_by_halves, ~has_table & (rows[1] == rows[2]))):
-        if taken.all():
-            lost = draw(*rows, names, seed, out)
-        elif taken.any():
-            part = out.new_empty((draws, int(taken.sum()), n))
-            lost[taken] = draw(rows[0][taken], rows[1][taken], rows[2][taken], names[taken], seed, part)
-            out[:, taken] = part
-    if lost.any():
-        out[:, lost] = reference.draw(*rows, seed, draws, lost)
+    out, names = logits.new_empty((draws, len(rows[1]), n), dtype=torch.bool), torch.arange(len(rows[1]))
+    left = (rows[1] < rows[2]) | (n * rows[2].minimum(n - rows[1]) <= TABLE)
+    for draw, some in ((_draw_by_halves, ~left), (_draw_by_table, left)):
+        if some.all():
+            left[:] = draw(*rows, names, seed, out)
+        elif some.any():
+            part = out.new_empty((draws, int(some.sum()), n))
+            lost = draw(*(x[some] for x in (*rows, names)), seed, part)
+            out[:, some], left[some] = part, lost
     return out.view(draws, *batch, n).to(dtype)
 
 
@@ -244,17 +241,18 @@ def _parts(tasks: int, enough: int, draws: int) -> int:
     return 1 if tasks >= enough else max(1, min(2 * enough, draws // DRAWS_A_TASK))
 
 
-def _draw_by_table(logits: Tensor, low: Tensor, high: Tensor, names: Tensor, seed: Tensor, out: Tensor) -> Tensor:
-    """Writes draws with the random numbers of rows of these numbers; returns the rows that it leaves to other code."""
+def _draw_by_table(logits: Tensor, low: Tensor, high: Tensor, names: Tensor, seed: Tensor, out: Tensor) -> bool:
+    """Writes draws with the random numbers of rows of these numbers; leaves no row."""
     _, rows, n = out.shape
     blocks, items = _blocks(rows, n, widest_count(n, low, high))
-    parts, lost = _parts(blocks, BLOCK_TASKS, len(out)), out.new_empty(rows)
-    arguments = map(Tensor.numpy, map(Tensor.contiguous, (logits, low, high, names, seed, out, lost)))
+    parts = _parts(blocks, BLOCK_TASKS, len(out))
+    arguments = map(Tensor.numpy, map(Tensor.contiguous, (logits, low, high, names, seed, out)))
     over_rows(_draw_tasks, blocks * parts, items * parts + 16 * out.numel(), parts, NONE, *arguments)
-    return lost
+    return False
 
 
 def _draw_by_halves(logits: Tensor, k: Tensor, _: Tensor, names: Tensor, seed: Tensor, out: Tensor) -> Tensor:
+    """The same; returns the rows that it leaves to the table."""
     return numba_long.draw(logits, k, names, seed, _parts(len(k), ROW_TASKS, len(out)), out)
 
 

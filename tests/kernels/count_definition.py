@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..random_numbers.philox import uniform_rows
-from ..threshold import solve_threshold
+from khot.kernels.random_numbers.philox import uniform_rows
+from khot.kernels.threshold import solve_threshold
 
 
 def bernoulli_count_draw(
