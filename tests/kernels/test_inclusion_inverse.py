@@ -36,7 +36,7 @@ def test_loops_solve_what_they_say(n: int, k: int) -> None:
     if 1 < k < n - 1:
         log_odds[0, 1], log_odds[1, 2] = -INF, INF
         log_odds = log_odds - solve_threshold(log_odds, sizes)[..., None]
-    logits, _, errors = inclusion_inverse.loop(log_odds, sizes, sizes, 1e-14)
+    logits, _, errors = inclusion_inverse.loop(log_odds, sizes, 1e-14)
     assert (errors <= 1e-13).all()
     with backend("torch"):
         torch.testing.assert_close(law.inclusion_log_odds(logits, sizes), log_odds, rtol=1e-12, atol=1e-12)
@@ -138,6 +138,6 @@ def test_rows_without_a_choice_and_rows_with_nan(n: int) -> None:
     log_odds, k = normal(3, n), torch.tensor([0, n, 2])
     log_odds[2, 1] = torch.nan
     with backend("numba"):
-        logits, _, errors = inclusion_inverse.loop(log_odds, k, k, 1e-14)
+        logits, _, errors = inclusion_inverse.loop(log_odds, k, 1e-14)
     assert (logits[0] == -INF).all() and (logits[1] == INF).all()
     assert errors[0] == 0 and errors[1] == 0 and errors[2].isnan()

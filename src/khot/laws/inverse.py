@@ -100,25 +100,22 @@ def solve_logits(
 def times_covariance_at(probs: Tensor, k: Tensor | SizeRange, g: Tensor) -> Tensor:
     """C g of the conditional Poisson design with inclusion probabilities ``probs``, ``(*batch, n)`` float64.
 
-    If it is not differentiated again, kernels find the law and multiply.
+    If it is not differentiated again and the size is single, kernels find the law and multiply.
     """
-    low, high = (cast(Tensor, end) for end in (k if isinstance(k, SizeRange) else (k, k)))
-    is_plain = g.numel() and is_first_derivative(probs, low, high, g)
-    if not (is_plain and bernoulli_count.is_fused(probs, probs.shape[-1])):
+    is_plain = not isinstance(k, SizeRange) and g.numel() and is_first_derivative(probs, k, g)
+    if isinstance(k, SizeRange) or not (is_plain and bernoulli_count.is_fused(probs, probs.shape[-1])):
         return times_covariance(g.double(), solve_logits(probs, k), k)
     goal = max(CONDITIONAL_POISSON.goal, ROUNDING * torch.finfo(probs.dtype).eps)
-    rows, right = _flat(probs.double()), _flat(g.double())
-    low, high = (end.expand(probs.shape[:-1]).reshape(-1) for end in (low, high))
-    logits, tilt, error = inclusion_inverse.loop(rows.log() - torch.log1p(-rows), low, high, goal)
+    rows, right, sizes = _flat(probs.double()), _flat(g.double()), k.expand(probs.shape[:-1]).reshape(-1)
+    logits, tilt, error = inclusion_inverse.loop(rows.log() - torch.log1p(-rows), sizes, goal)
     lost = ~(error <= max(ACCEPTED, goal))
     if lost.all():
         product = torch.empty_like(right)
     else:
-        product = bernoulli_count_derivative.loop(logits, low, high, tilt, 1 - rows, rows, right)
+        product = bernoulli_count_derivative.loop(logits, sizes, sizes, tilt, 1 - rows, rows, right)
         lost |= product.isnan().any(-1)
     if lost.any():
-        sizes = SizeRange(low[lost], high[lost]) if isinstance(k, SizeRange) else low[lost]
-        product[lost] = times_covariance(right[lost], solve_logits(_flat(probs)[lost], sizes), sizes)
+        product[lost] = times_covariance(right[lost], solve_logits(_flat(probs)[lost], sizes[lost]), sizes[lost])
     return product.view(g.shape)
 
 
@@ -306,7 +303,7 @@ def _solution(
     if not _has_kernel(given, family):
         return _by_rows(of_rows, low, given)
     rows, sizes = _flat(given), _sizes(given, low)
-    logits, _, error = inclusion_inverse.loop(rows, sizes, sizes, goal)
+    logits, _, error = inclusion_inverse.loop(rows, sizes, goal)
     lost = ~(error <= max(ACCEPTED, goal)) | (rows.masked_fill(rows.isinf(), 0.0).abs().amax(-1) > WIDE)
     if lost.any():
         logits[lost] = _by_rows(of_rows, sizes[lost], rows[lost])

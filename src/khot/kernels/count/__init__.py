@@ -11,7 +11,7 @@ way                time of a row of n units     where it is used, and why
 =================  ===========================  =====================================================================
 table of counts    n k, eight rows at a time    loops on a CPU, rows with ``n k <= TABLE``: nothing is summed across the
                                                 lanes of a vector, and nothing has to be chosen
-characteristic     n times 4 to 32 nodes        loops on a CPU, longer rows of one size; all pairs of units
+characteristic     n times 4 to 32 nodes        loops on a CPU, longer rows of one size
 function
 product tree       n log² n                     rows of more than ``LONGEST`` units; plain torch and accelerators;
                                                 derivatives of every order; rows that loops leave
@@ -24,7 +24,7 @@ Operations for units given B = k; :mod:`khot.laws` computes in torch operations 
 * ``bernoulli_count_derivative``: :math:`J^T g`, where J is the Jacobian of these probabilities, which is the covariance
   of x given B = k;
 * ``bernoulli_count_log_prob`` and ``bernoulli_count_log_prob_derivative``: for values given B = k;
-* ``bernoulli_count_draw``: exact draws given B = k.
+* ``bernoulli_count_draw``, of :mod:`khot.laws.unit_by_unit`: exact draws given B = k.
 
 For the inverse, from probabilities to logits: ``inclusion_inverse``, the logits for which the units given B = k have
 these log-odds; and ``covariance_inverse``, v with C v = b, where C is the covariance given B = k, a graph's Laplacian.

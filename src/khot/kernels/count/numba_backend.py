@@ -226,7 +226,8 @@ def bernoulli_count_draw(
     rows = logits.reshape(-1, n).contiguous(), low.reshape(-1).contiguous(), high.reshape(-1).contiguous()
     out, names = logits.new_empty((draws, len(rows[1]), n), dtype=torch.bool), torch.arange(len(rows[1]))
     left = (rows[1] < rows[2]) | (n * rows[2].minimum(n - rows[1]) <= TABLE)
-    for draw, some in ((_draw_by_halves, ~left), (_draw_by_table, left)):
+    ways: Sequence[tuple[Callable[..., Any], Tensor]] = ((_draw_by_halves, ~left), (_draw_by_table, left))
+    for draw, some in ways:
         if some.all():
             left[:] = draw(*rows, names, seed, out)
         elif some.any():

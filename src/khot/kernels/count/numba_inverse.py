@@ -10,16 +10,10 @@ where :math:`B_{-i}` counts the others. As :math:`B_{-i}` is nearly normal, the 
 from the target, is added to a, and Anderson's method combines the last two steps. It gains two digits or so with every
 evaluation, however small the variance of B is, whereas Newton's method takes several products with the covariance.
 
-If B may lie in a range, z are such that the target and the units have the same expected count, and the sizes s get
-weights :math:`e^{t s}`, with the t for which they have this mean: the logits are then z + t. M corrects less, in
-proportion to how much less B varies than that of independent units.
-
 Everything builds on :mod:`.numba_table`. Rows that are not solved are left to other code.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-
-import math
 
 import numpy as np
 import torch
@@ -35,9 +29,7 @@ FARTHEST = 575.0  # e^-575 is 1e-250, as in laws.inverse: log-odds beyond this a
 ACCEPTED = 1e-11  # as in laws.inverse_newton: an error that rounding may leave
 STEPS = 40  # 2 to 8 are usual
 MARGIN = 1e3  # factor by which a predicted error must be small enough
-TILT_STEPS = 50  # 1 to 4 are usual
 BALANCE_STEPS, UNBALANCED = 10, 1e-10  # 1 or 2 steps are usual; a larger one after these is more than rounding
-NEAR_END = 1e-6  # the distance of the mean size from an end, relative to the range, below which it has few digits
 
 _exp, _log = EXP[np.float64], LOG[np.float64]
 
@@ -58,7 +50,7 @@ def _residuals(target, out, included, residual):
 
 
 @per_row
-def _place(block, number, log_odds, low, high, target, free, errors):
+def _place(block, number, log_odds, k, target, free, errors):
     """Places the log-odds of a block and its sizes; marks units that have a choice with 1 in ``free``.
 
     Errors are NaN in rows with NaN, 0 in rows without a choice and infinite in others.
@@ -66,10 +58,9 @@ def _place(block, number, log_odds, low, high, target, free, errors):
     rows, n = log_odds.shape
     for lane in range(LANES):
         r = row_of(number, lane, rows)
-        is_flipped = counts_zeros(low[r], high[r], n)
-        sign = -1.0 if is_flipped else 1.0
-        few, many = (n - high[r], n - low[r]) if is_flipped else (low[r], high[r])
-        block.sign[lane], block.low[lane], block.high[lane], block.shift[lane] = sign, few, many, 0.0
+        is_flipped = counts_zeros(k[r], k[r], n)
+        sign, left = (-1.0, n - k[r]) if is_flipped else (1.0, k[r])
+        block.sign[lane], block.low[lane], block.high[lane], block.shift[lane] = sign, left, left, 0.0
         units, errors[lane] = 0, np.inf
         for i in range(n):
             x = sign * log_odds[r, i]
@@ -79,103 +70,54 @@ def _place(block, number, log_odds, low, high, target, free, errors):
             target[i * LANES + lane] = x if is_free else x * np.inf
             free[i * LANES + lane] = 1.0 if is_free else 0.0
             units += is_free
-            few -= x > FARTHEST
-            many -= x > FARTHEST
-        if errors[lane] == errors[lane] and (many <= 0 or few >= units):
+            left -= x > FARTHEST
+        if errors[lane] == errors[lane] and (left <= 0 or left >= units):
             errors[lane] = 0.0
             for i in range(n):
                 if free[i * LANES + lane] > 0:
-                    target[i * LANES + lane], free[i * LANES + lane] = -np.inf if many <= 0 else np.inf, 0.0
-
-
-@inlined
-def _is_open(error):
-    return error == np.inf
+                    target[i * LANES + lane], free[i * LANES + lane] = -np.inf if left <= 0 else np.inf, 0.0
 
 
 @per_row
-def _balance(block, target, free, p, q, rounding, errors, mean):
-    """Shifts the target so that the expected count is that of the row; writes the means of ranges of sizes.
-
-    A row that takes too many steps, or whose mean is nearly an end, gets the error 1.
-    """
-    n = target.shape[0] // LANES
+def _balance(block, target, free, p, q, rounding, errors, numbers):
+    """Shifts the target so that the expected count is that of the row; a row that takes too long gets the error 1."""
+    n, excess, spread = target.shape[0] // LANES, numbers[0], numbers[1]
     for _ in range(BALANCE_STEPS):
         _chances(target, p, q)
-        few = many = spread = none = every(0.0)  # the first is a sum of small numbers, the second an integer
+        few = many = variance = none = every(0.0)  # the first is a sum of small numbers, the second an integer
         for i in range(n):
             x, y, z = at(p, i), at(q, i), at(target, i)
             few = few + if_positive(z, none - y, x)
             many = many + if_positive(z, every(1.0), none)
-            spread = spread + x * y
+            variance = variance + x * y
         for lane in range(LANES):
-            mean[lane] = block.low[lane]
-        put(mean, 1, few + (many - at(mean, 0)))
-        put(mean, 0, few + many)
-        put(mean, 2, spread)
+            excess[lane] = block.low[lane]
+        put(excess, 0, few + (many - at(excess, 0)))
+        put(spread, 0, variance)
         going = False
         for lane in range(LANES):
-            excess, variance, width = mean[LANES + lane], mean[2 * LANES + lane], block.high[lane] - block.low[lane]
-            mean[LANES + lane] = 0.0
-            if _is_open(errors[lane]) and width > 0:
-                if not NEAR_END * width < excess < (1 - NEAR_END) * width:
-                    errors[lane] = 1.0
-            elif _is_open(errors[lane]) and abs(excess) > rounding * variance:
-                mean[LANES + lane] = excess / variance
-                going = True
+            is_off = errors[lane] == np.inf and abs(excess[lane]) > rounding * spread[lane]
+            excess[lane] = excess[lane] / spread[lane] if is_off else 0.0
+            going |= is_off
         if not going:
             return
         for i in range(n):
-            put(target, i, at(target, i) - at(mean, 1))
+            put(target, i, at(target, i) - at(excess, 0))
     for lane in range(LANES):
-        if abs(mean[LANES + lane]) > UNBALANCED:
+        if abs(excess[lane]) > UNBALANCED:
             errors[lane] = 1.0
 
 
 @per_row
-def _guess(aim, p, q, share, z):
-    """Writes M(aim), with a share of the correction of a single size."""
+def _guess(aim, p, q, z):
+    """Writes M(aim)."""
     n, spread = aim.shape[0] // LANES, every(0.0)
     _chances(aim, p, q)
     for i in range(n):
         spread = spread + at(p, i) * at(q, i)
     for i in range(n):
         x, y = at(p, i), at(q, i)
-        put(z, i, at(aim, i) + at(share, 0) * (y - x) / (spread - x * y + every(0.25)))
-
-
-@per_row
-def _tilt_sizes(block, n, mean, spread):
-    """Finds the tilts for which the sizes have their means, and writes the variances of the sizes.
-
-    Newton's method is for the log-odds of the mean between both ends, which are nearly linear in the tilt.
-    """
-    width = 3
-    for lane in range(LANES):
-        width = max(width, block.high[lane] + 3)
-    for lane in range(LANES):
-        low, high = block.low[lane], block.high[lane]
-        block.shift[lane] = spread[lane] = 0.0
-        if low == high:
-            continue
-        tilt, middle, step = 0.0, int(mean[lane]), np.inf
-        for _ in range(TILT_STEPS):
-            total = above = below = square = 0.0
-            for m in range(low, high + 1):
-                mass = _exp(tilt * (m - middle)) * block.table[(n * width + 1 + m) * LANES + lane]
-                total += mass
-                above += mass * (m - low)
-                below += mass * (high - m)
-                square += mass * (m - middle) * (m - middle)
-            above, below = above / total, below / total
-            variance = square / total - (above + low - middle) ** 2
-            spread[lane] = variance
-            if abs(step) <= 1e-12 * (1 + abs(tilt)):
-                break
-            wanted = math.log((mean[lane] - low) / (high - mean[lane]))
-            step = (wanted - math.log(above / below)) * above * below / (variance * (high - low))
-            tilt += step
-        block.shift[lane] = block.sign[lane] * tilt
+        put(z, i, at(aim, i) + every(0.5) * (y - x) / (spread - x * y + every(0.25)))
 
 
 @per_row
@@ -229,97 +171,75 @@ def _combine(residual, mean, weight, free, aim, last_residual, last_aim, move, g
         put(aim, i, if_positive(at(going, 0) * at(free, i), new, at(aim, i)))
 
 
-@kernel
-def _inverse_blocks(begin, end, log_odds, low, high, goal, logits, tilts, results):
-    rows, n = log_odds.shape
-    block, units, numbers = (
-        empty_block(n, widest_of(low, high, n), False),
-        np.empty((9, n * LANES)),
-        np.empty((9, LANES)),
-    )
-    target, free, p, q, aim, residual, weight, last_residual, last_aim = (
-        units[0], units[1], units[2], units[3], units[4], units[5], units[6], units[7], units[8]
-    )  # fmt: skip
-    move, found, share, spread, going, last, size = (
-        np.empty(n * LANES), numbers[0:2], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6]
-    )  # fmt: skip
-    errors, mean = np.empty(LANES), np.empty(3 * LANES)
-    for number in range(begin, end):
-        _place(block, number, log_odds, low, high, target, free, errors)
-        _balance(block, target, free, p, q, max(2.3e-16, 1e-3 * goal), errors, mean)
-        _largest(target, free, size)
-        for c in range(n * LANES):
-            block.z[c] = aim[c] = target[c]
-        ranges = False
+@inlined
+def _any_is_going(going):
+    found = False
+    for lane in range(LANES):
+        found |= going[lane] > 0
+    return found
+
+
+@per_row
+def _solve(block, n, goal, target, free, p, q, space, numbers, errors):
+    """Finds the log-odds z of a block for its target; writes the errors of rows whose error is infinite."""
+    aim, residual, weight, last_residual, last_aim, move = space[0], space[1], space[2], space[3], space[4], space[5]
+    found, going, last, size = numbers[0:2], numbers[2], numbers[3], numbers[4]
+    _largest(target, free, size)
+    aim[:] = target
+    for lane in range(LANES):
+        last[lane], going[lane] = np.inf, 1.0 if errors[lane] == np.inf else -1.0
+    for step in range(STEPS):
+        _guess(aim, p, q, block.z)
+        if not _any_is_going(going):
+            return
+        weigh(block.z, block.zero, block.one)
+        _evaluate(block, n, target, free, residual, weight, found)
         for lane in range(LANES):
-            share[lane], last[lane], going[lane] = 0.5, np.inf, 1.0 if _is_open(errors[lane]) else -1.0
-            ranges |= block.low[lane] < block.high[lane]
-        if ranges:
-            weigh(block.z, block.zero, block.one)
-            climb(block, n)
-            _tilt_sizes(block, n, mean, spread)
-            for lane in range(LANES):
-                total = 0.0
-                for i in range(n):
-                    total += p[i * LANES + lane] * q[i * LANES + lane]
-                share[lane] *= 1 - spread[lane] / total if block.low[lane] < block.high[lane] else 1.0
-        _guess(aim, p, q, share, block.z)
-        for step in range(STEPS):
-            weigh(block.z, block.zero, block.one)
-            if ranges:
-                climb(block, n)
-                _tilt_sizes(block, n, mean, spread)
-            _evaluate(block, n, target, free, residual, weight, found)
-            left = False
-            for lane in range(LANES):
-                if not going[lane] > 0:
-                    continue
-                error = found[0, lane] / (1 + size[lane])
-                if error <= goal or (last[lane] <= ACCEPTED and not error < last[lane]):
-                    errors[lane], going[lane] = error, -1.0  # the latter is where rounding ends the progress
-                elif not error < np.inf or found[1, lane] != found[1, lane]:
-                    errors[lane], going[lane] = 1.0, -1.0
-                left |= going[lane] > 0
-            if not left:
-                break
-            _combine(residual, found[1], weight, free, aim, last_residual, last_aim, move, going, step == 0)
-            _guess(aim, p, q, share, block.z)
-            left = False
-            for lane in range(LANES):
-                if going[lane] > 0:
-                    error = found[0, lane] / (1 + size[lane])
-                    if step > 0 and error * error / last[lane] * MARGIN <= goal and block.low[lane] == block.high[lane]:
-                        errors[lane], going[lane] = goal, -1.0
-                    last[lane] = error
-                left |= going[lane] > 0
-            if not left:
-                break
+            error = found[0, lane] / (1 + size[lane])
+            if going[lane] > 0 and (error <= goal or (last[lane] <= ACCEPTED and not error < last[lane])):
+                errors[lane], going[lane] = error, -1.0  # the latter is where rounding ends the progress
+            elif going[lane] > 0 and (not error < np.inf or found[1, lane] != found[1, lane]):
+                errors[lane], going[lane] = 1.0, -1.0
+        if not _any_is_going(going):
+            return
+        _combine(residual, found[1], weight, free, aim, last_residual, last_aim, move, going, step == 0)
+        for lane in range(LANES):
+            error = found[0, lane] / (1 + size[lane])
+            if going[lane] > 0 and step > 0 and error * error / last[lane] * MARGIN <= goal:
+                errors[lane], going[lane] = goal, -1.0
+            last[lane] = error
+
+
+@kernel
+def _inverse_blocks(begin, end, log_odds, k, goal, logits, tilts, results):
+    rows, n = log_odds.shape
+    block, units = empty_block(n, widest_of(k, k, n), False), np.empty((10, n * LANES))
+    numbers, errors = np.empty((5, LANES)), np.empty(LANES)
+    target, free, p, q, space = units[0], units[1], units[2], units[3], units[4:]
+    for number in range(begin, end):
+        _place(block, number, log_odds, k, target, free, errors)
+        _balance(block, target, free, p, q, max(2.3e-16, 1e-3 * goal), errors, numbers)
+        _solve(block, n, goal, target, free, p, q, space, numbers, errors)
         for lane in range(lanes_of(number, rows)):
-            r, total, count = number * LANES + lane, 0.0, 0
+            r, total, count = number * LANES + lane, 0.0, 0.0
             for i in range(n):
-                if free[i * LANES + lane] > 0:
-                    total += block.z[i * LANES + lane]
-                    count += 1
-            shift = (
-                total / max(count, 1) if block.low[lane] == block.high[lane] else -block.sign[lane] * block.shift[lane]
-            )
+                total += block.z[i * LANES + lane] if free[i * LANES + lane] > 0 else 0.0
+                count += free[i * LANES + lane]
+            mean = total / max(count, 1.0)
             for i in range(n):
-                logits[r, i] = block.sign[lane] * (block.z[i * LANES + lane] - shift)
-            tilts[r] = -block.sign[lane] * shift
-            results[r] = errors[lane] if np.isfinite(shift) or errors[lane] != errors[lane] else 1.0
+                logits[r, i] = block.sign[lane] * (block.z[i * LANES + lane] - mean)
+            tilts[r] = -block.sign[lane] * mean
+            results[r] = errors[lane] if np.isfinite(mean) or errors[lane] != errors[lane] else 1.0
     return 0
 
 
-def inclusion_inverse(log_odds: Tensor, low: Tensor, high: Tensor, goal: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits ``(R, n)``, their tilts ``(R,)``, and the errors ``(R,)`` relative to the largest logit.
-
-    Logits have mean 0 in rows of one size.
+def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits ``(R, n)`` with mean 0, their tilts ``(R,)``, and the errors ``(R,)`` relative to the largest logit.
 
     Args:
-        log_odds: Float64 ``(R, n)``, those of the inclusion probabilities, in rows of one size up to a constant;
-            infinite ones fix a unit and are returned unchanged.
-        low: Integers ``(R,)``, the smallest sizes.
-        high: The largest ones. If they are larger, the inclusion probabilities have a sum between the two.
+        log_odds: Float64 ``(R, n)``, those of the inclusion probabilities up to a constant of each row; infinite ones
+            fix a unit and are returned unchanged.
+        k: Integers ``(R,)``, the sizes.
         goal: Error that is small enough. A larger error in the result means that the row is not solved.
     """
     rows, n = log_odds.shape
@@ -327,10 +247,9 @@ def inclusion_inverse(log_odds: Tensor, low: Tensor, high: Tensor, goal: float) 
         torch.empty_like(log_odds, memory_format=torch.contiguous_format),
         *log_odds.new_ones(2, rows),
     )
-    width = min(int(high.max()), n - int(low.min()))
+    width = min(int(k.max()), n - int(k.min()))
     if n * width <= TABLE_OF_INVERSE:
-        given = (x.contiguous().numpy() for x in (log_odds, low, high))
-        blocks = -(-rows // LANES)
+        blocks, given = -(-rows // LANES), (x.contiguous().numpy() for x in (log_odds, k))
         arguments = *given, goal, *(x.numpy() for x in (logits, tilts, errors))
         over_rows(_inverse_blocks, blocks, blocks * n * 16 * (8 + width), *arguments)
     return logits, tilts, errors

@@ -26,7 +26,7 @@ import numpy as np
 from ..cpu.loops import per_row, summed
 from ..cpu.rows import dot
 
-DEPTH, NODES = 41.4, 31  # as in .characteristic: nodes are cut off at e^-41.4, and there are at most this many
+DEPTH, NODES = 41.4, 31  # nodes are cut off at e^-41.4 = 1e-18, and there are at most this many
 LANES = 4  # nodes are processed in groups of four
 MOST = 32
 LEAST = 0.25  # variance of B below which rows are left to other code
