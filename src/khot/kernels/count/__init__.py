@@ -48,6 +48,7 @@ from ..registry import Operation, Operator, only_if
 from . import reference_tree, torch_pairs
 
 TABLE = 20_000  # units times counts of rows for which a table of counts is the fastest way
+TABLE_OF_DRAWS = 50_000  # the same for draws
 TABLE_OF_INVERSE = 200_000  # the same for inverses, which without a table are iterations in plain torch
 LONGEST = 2**14  # units of a row; the product tree is faster in rows at least a few times as long
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..cpu.lanes import LANES
 from ..cpu.loops import array_like, kernel, over_rows, per_row
 from ..cpu.random_numbers import uniform_pair
-from . import TABLE, numba_long
+from . import TABLE, TABLE_OF_DRAWS, numba_long
 from .numba_table import bend, descend, empty_block, is_sound, lanes_of, row_of, tabulate, widest_of
 
 BLOCK_TASKS, ROW_TASKS = 4, 16  # blocks or long rows that keep all threads busy; the draws of fewer are distributed
@@ -225,7 +225,7 @@ def bernoulli_count_draw(
     *batch, n = logits.shape
     rows = logits.reshape(-1, n).contiguous(), low.reshape(-1).contiguous(), high.reshape(-1).contiguous()
     out, names = logits.new_empty((draws, len(rows[1]), n), dtype=torch.bool), torch.arange(len(rows[1]))
-    left = (rows[1] < rows[2]) | (n * rows[2].minimum(n - rows[1]) <= TABLE)
+    left = (rows[1] < rows[2]) | (n * rows[2].minimum(n - rows[1]) <= TABLE_OF_DRAWS)
     ways: Sequence[tuple[Callable[..., Any], Tensor]] = ((_draw_by_halves, ~left), (_draw_by_table, left))
     for draw, some in ways:
         if some.all():
