@@ -29,7 +29,7 @@ from torch import Tensor
 from khot._shapes import broadcast_shapes
 from khot._torch_internals import for_transforms
 from khot.kernels.call import runs_on_cpu
-from khot.kernels.count.range_tree import RangeTree
+from khot.kernels.count.kept_tree import KeptTree
 from khot.kernels.exact.row_slabs import Tensors, by_rows, in_slabs, slab_size
 from khot.kernels.operators.autograd import has_derivative, wants_gradient
 
@@ -256,7 +256,7 @@ def size_probabilities(logits: Tensor, k: SizeRange) -> Tensor:
     """P(|x| = s) for all s from 0 to n, ``(*batch, n + 1)``, each to about 1e-16."""
 
     def function(tilted: Tilted) -> Tensors:
-        tree = cast(RangeTree, tilted.tree)
+        tree = cast(KeptTree, tilted.tree)
         tree = tree if tilted.leaf is tree.leaf else tree.anew(tilted.leaf)  # so that its root has derivatives
         counts = tree.law_of_total().T.reshape(*tilted.flip.shape, logits.shape[-1] + 1)  # -1 would fail without rows
         return (torch.where(tilted.flip[..., None], counts.flip(-1), counts),)

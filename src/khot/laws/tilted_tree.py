@@ -14,8 +14,7 @@ from khot._shapes import broadcast_shapes
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.count import forest_roots
 from khot.kernels.count.kept_tree import KeptTree, leaf_outside, probability
-from khot.kernels.count.range_tree import RangeTree, Totals
-from khot.kernels.count.tree import ProductTree
+from khot.kernels.count.tree import ProductTree, Totals
 from khot.kernels.exact.row_slabs import Tensors, by_rows
 from khot.kernels.exact.rows import number_on
 from khot.kernels.exact.small_numbers import TINY, log_of_small
@@ -155,7 +154,7 @@ def _planted_range(logits: Tensor, sizes: SizeRange) -> Tilted:
         torch.where(flip, n - first, last).reshape(-1),
         torch.where(flip, shift, -shift).reshape(-1),
     )
-    tree = RangeTree(leaf, counted.reshape(-1), sizes.bound(n), totals)
+    tree = KeptTree(leaf, counted.reshape(-1), sizes.bound(n), totals)
     return Tilted(z, shift, size, flip, leaf, tree)
 
 

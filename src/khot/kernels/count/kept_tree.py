@@ -21,18 +21,18 @@ from khot._torch_internals import is_transformed
 
 from ..operators.autograd import SavingFunction, with_forward_mode
 from .pairs import merge_polar, split
-from .tree import ProductTree, _pad_even, _shift
+from .tree import ProductTree, Totals, _pad_even, _shift
 
 
 class KeptTree(ProductTree):
     """A :class:`~khot.kernels.count.tree.ProductTree` that computes the outsides of its nodes once."""
 
-    def __init__(self, leaf: Tensor, k: Tensor, bound: int, wide_root: bool = False) -> None:
-        super().__init__(leaf, k, bound, with_forest=False, wide_root=wide_root)
+    def __init__(self, leaf: Tensor, k: Tensor, bound: int, totals: Totals | None = None) -> None:
+        super().__init__(leaf, k, bound, totals, with_forest=False)
 
     def anew(self, leaf: Tensor) -> "KeptTree":
         """A new tree of the same kind with results that are differentiable in the leaf."""
-        return KeptTree(leaf, self.k, self.bound)
+        return KeptTree(leaf, self.k, self.bound, self.totals)
 
     def leaf_outside(self) -> Tensor:
         """The outside of the leaves, as for any tree; must not be written to."""

@@ -9,7 +9,8 @@ the convolution of its two children. The tree gives
 * downwards with random numbers, exact draws of all units given that the total is k.
 
 The two operations behind all of this are in :mod:`khot.kernels.count.pairs`; every result is differentiable to any
-order.
+order. If several totals matter, with weights :math:`w_c` that are constants to autograd, :math:`P = \sum_c w_c\,
+P(\text{total} = c)` takes the place of :math:`P(\text{total} = k)`, and everything below the root is the same.
 
 Kept counts. A node keeps only a window of counts, so that a row of n units costs at most O(n log² n). Small nodes keep
 0, 1, ..., min(size, bound). Large ones keep their mean plus or minus a radius that a count exceeds with a probability
@@ -24,7 +25,7 @@ accelerator the lowest levels, which are all of them up to 1024 units, are one o
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +53,22 @@ class _Level(NamedTuple):
     length: int  # number of entries that are kept
     radius: int | None  # of windows laid around the means after the convolution (once per tree, None elsewhere)
     origin: int  # index of count zero in the window of a node without units, before the convolution
+
+
+class Totals(NamedTuple):
+    """The totals that matter, from ``first`` to ``last``, with weights ``exp(tilt * (c - k))``; all ``(R,)``.
+
+    Weights should not exceed 1, so that the parts outside the windows are negligible.
+    """
+
+    first: Tensor
+    last: Tensor
+    tilt: Tensor
+
+    def weights(self, count: Tensor, k: Tensor) -> Tensor:
+        """The weights of counts ``(..., R)``, relative to that of k."""
+        inside = (count >= self.first) & (count <= self.last)
+        return (self.tilt * (count - k).masked_fill(~inside, 0)).exp() * inside
 
 
 def _radius(size: int, n: int, bound: int) -> int:
@@ -112,13 +129,16 @@ class ProductTree:
         k: ``(R,)`` integers, the total that matters. The windows assume ``sum(leaf[1]) = k``, unless the tree is so
             small that it keeps all counts up to ``bound``.
         bound: At least ``max(k, 1)``; at most about ``n / 2`` if only k matters.
+        totals: The totals that matter, if there are others than k, which is then the expected total or the end that is
+            nearest to it; in long rows only the likely ones count.
         with_forest: Whether the lowest levels may be one operation, if there is a kernel for it.
-        wide_root: Whether the root has a window like other nodes, for totals besides k.
     """
 
-    def __init__(self, leaf: Tensor, k: Tensor, bound: int, with_forest: bool = True, wide_root: bool = False) -> None:
-        self.leaf, self.k, self.bound = leaf, k, bound
-        self.plan = _plan(leaf.shape[1], bound, wide_root)
+    def __init__(
+        self, leaf: Tensor, k: Tensor, bound: int, totals: Totals | None = None, with_forest: bool = True
+    ) -> None:
+        self.leaf, self.k, self.bound, self.totals = leaf, k, bound, totals
+        self.plan = _plan(leaf.shape[1], bound, totals is not None)
         centred = next((at for at, level in enumerate(self.plan, 1) if level.radius is not None), len(self.plan))
         self.low = forest_levels(leaf, centred) if with_forest else 0  # levels computed by one operation
         self.pairs: list[Tensor] = []  # for the others: (width, 2, nodes of the new level, R)
@@ -186,14 +206,36 @@ class ProductTree:
         """Position of the total k in the window of the root."""
         return self.k if self.offset is None else torch.zeros_like(self.k)
 
+    @property
+    def _first_total(self) -> Tensor:
+        """The total at the start of the window of the root, ``(R,)``."""
+        return torch.zeros_like(self.k) if self.offset is None else self.k - self.root.shape[0] // 2
+
+    def _weights(self) -> Tensor:
+        """The weights of all totals in the window of the root, ``(width, R)``."""
+        count = torch.arange(self.root.shape[0], device=self.k.device)[:, None] + self._first_total
+        return cast(Totals, self.totals).weights(count, self.k)
+
+    def _masses(self) -> Tensor:
+        return (self.root * self._weights()).clamp(min=0.0)  # values below zero are FFT noise
+
+    def law_of_total(self) -> Tensor:
+        """P(c) of all counts c from 0 to n, shape ``(n + 1, R)``, to about 1e-16; in long rows most of them are 0."""
+        masses = self._masses()
+        return _shift(masses / masses.sum(0), -self._first_total, self.leaf.shape[1] + 1)
+
     def probability(self) -> Tensor:
-        """P(total = k), shape ``(R,)``."""
+        """P(total = k), or the weighted sum over the totals, shape ``(R,)``."""
+        if self.totals is not None:
+            return (self.root * self._weights()).sum(0)
         if self.whole:
             return roots(self.leaf, self.k, self.bound, self.low).flatten()
         return self.root.gather(0, self._root_index[None]).squeeze(0)
 
     def _root_outside(self) -> Tensor:
-        """1 for the total k, 0 for the others."""
+        """The weights of totals: 1 for the total k, and 0 for the others, if only k matters."""
+        if self.totals is not None:
+            return self._weights().unsqueeze(1)
         index = torch.arange(self.root.shape[0], device=self.k.device)[:, None]
         return (index == self._root_index).to(self.leaf.dtype).unsqueeze(1)
 
@@ -225,6 +267,11 @@ class ProductTree:
 
     def _root_positions(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
         """Positions in the window of the root of the totals to draw for, ``(1, R, samples)``."""
+        if self.totals is not None:
+            masses = self._masses()
+            cumulative = masses.where(masses > FFT_NOISE * masses.amax(0), 0.0).cumsum(0)
+            u = uniform((*self.k.shape, num_samples), masses.dtype, masses.device, generator)
+            return (cumulative[..., None] <= u * cumulative[-1][..., None]).sum(0)[None]
         return self._root_index[None, :, None].expand(-1, -1, num_samples)
 
     def _draw_levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
