@@ -114,7 +114,7 @@ def interior_of(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Te
     return x.masked_fill(~interior, 0.0)
 
 
-RANGE = CONDITIONAL_POISSON._replace(guess=lambda scores: scores, centre=interior_of)
+RANGE = CONDITIONAL_POISSON._replace(guess=lambda scores: scores, further=1.0, centre=interior_of)
 
 
 def _products(logits: Tensor, k: Size, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
