@@ -79,7 +79,7 @@ def _place(block, number, log_odds, k, target, free, errors):
 
 
 @per_row
-def _balance(block, target, free, p, q, rounding, errors, numbers):
+def _balance(block, target, p, q, rounding, errors, numbers):
     """Shifts the target so that the expected count is that of the row; a row that takes too long gets the error 1."""
     n, excess, spread = target.shape[0] // LANES, numbers[0], numbers[1]
     for _ in range(BALANCE_STEPS):
@@ -131,23 +131,23 @@ def _largest(x, free, result):
 
 
 @per_row
-def _evaluate(block, n, target, free, residual, weight, numbers):
+def _evaluate(block, n, target, free, residual, weight, largest, mean):
     """Writes the residuals and the variances of units, and for each row the largest residual and the weighted mean."""
     climb(block, n)
     weigh_sizes(block, n)
     descend(block, n)
     _residuals(target, block.out, block.included, residual)
-    total = mean = every(0.0)
+    total = lack = every(0.0)
     for i in range(n):
         out, included, unit = at(block.out, i), at(block.included, i), at(free, i)
         size = out + included
-        variance, lack = if_positive(unit, out * included / (size * size), every(0.0)), at(residual, i)
-        put(residual, i, if_positive(unit, lack, every(0.0)))
+        variance = if_positive(unit, out * included / (size * size), every(0.0))
+        put(residual, i, if_positive(unit, at(residual, i), every(0.0)))
         put(weight, i, variance)
         total = total + variance
-        mean = mean + variance * at(residual, i)
-    _largest(residual, free, numbers[0])
-    put(numbers[1], 0, mean / total)
+        lack = lack + variance * at(residual, i)
+    _largest(residual, free, largest)
+    put(mean, 0, lack / total)
 
 
 @per_row
@@ -180,12 +180,13 @@ def _any_is_going(going):
 
 
 @per_row
-def _solve(block, n, goal, target, free, p, q, space, numbers, errors):
+def _solve(block, n, goal, units, numbers, errors):
     """Finds the log-odds z of a block for its target; writes the errors of rows whose error is infinite."""
-    aim, residual, weight, last_residual, last_aim, move = space[0], space[1], space[2], space[3], space[4], space[5]
-    found, going, last, size = numbers[0:2], numbers[2], numbers[3], numbers[4]
+    target, free, p, q, aim, residual, weight = units[0], units[1], units[2], units[3], units[4], units[5], units[6]
+    largest, mean, going, last, size = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
     _largest(target, free, size)
-    aim[:] = target
+    for c in range(n * LANES):  # an assignment of whole arrays would take seconds to compile
+        aim[c] = target[c]
     for lane in range(LANES):
         last[lane], going[lane] = np.inf, 1.0 if errors[lane] == np.inf else -1.0
     for step in range(STEPS):
@@ -193,18 +194,18 @@ def _solve(block, n, goal, target, free, p, q, space, numbers, errors):
         if not _any_is_going(going):
             return
         weigh(block.z, block.zero, block.one)
-        _evaluate(block, n, target, free, residual, weight, found)
+        _evaluate(block, n, target, free, residual, weight, largest, mean)
         for lane in range(LANES):
-            error = found[0, lane] / (1 + size[lane])
+            error = largest[lane] / (1 + size[lane])
             if going[lane] > 0 and (error <= goal or (last[lane] <= ACCEPTED and not error < last[lane])):
                 errors[lane], going[lane] = error, -1.0  # the latter is where rounding ends the progress
-            elif going[lane] > 0 and (not error < np.inf or found[1, lane] != found[1, lane]):
+            elif going[lane] > 0 and (not error < np.inf or mean[lane] != mean[lane]):
                 errors[lane], going[lane] = 1.0, -1.0
         if not _any_is_going(going):
             return
-        _combine(residual, found[1], weight, free, aim, last_residual, last_aim, move, going, step == 0)
+        _combine(residual, mean, weight, free, aim, units[7], units[8], units[9], going, step == 0)
         for lane in range(LANES):
-            error = found[0, lane] / (1 + size[lane])
+            error = largest[lane] / (1 + size[lane])
             if going[lane] > 0 and step > 0 and error * error / last[lane] * MARGIN <= goal:
                 errors[lane], going[lane] = goal, -1.0
             last[lane] = error
@@ -215,11 +216,11 @@ def _inverse_blocks(begin, end, log_odds, k, goal, logits, tilts, results):
     rows, n = log_odds.shape
     block, units = empty_block(n, widest_of(k, k, n), False), np.empty((10, n * LANES))
     numbers, errors = np.empty((5, LANES)), np.empty(LANES)
-    target, free, p, q, space = units[0], units[1], units[2], units[3], units[4:]
+    target, free = units[0], units[1]
     for number in range(begin, end):
         _place(block, number, log_odds, k, target, free, errors)
-        _balance(block, target, free, p, q, max(2.3e-16, 1e-3 * goal), errors, numbers)
-        _solve(block, n, goal, target, free, p, q, space, numbers, errors)
+        _balance(block, target, units[2], units[3], max(2.3e-16, 1e-3 * goal), errors, numbers)
+        _solve(block, n, goal, units, numbers, errors)
         for lane in range(lanes_of(number, rows)):
             r, total, count = number * LANES + lane, 0.0, 0.0
             for i in range(n):
@@ -229,7 +230,7 @@ def _inverse_blocks(begin, end, log_odds, k, goal, logits, tilts, results):
             for i in range(n):
                 logits[r, i] = block.sign[lane] * (block.z[i * LANES + lane] - mean)
             tilts[r] = -block.sign[lane] * mean
-            results[r] = errors[lane] if np.isfinite(mean) or errors[lane] != errors[lane] else 1.0
+            results[r] = errors[lane] if abs(mean) < np.inf or errors[lane] != errors[lane] else 1.0
     return 0
 
 
