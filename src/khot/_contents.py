@@ -1,6 +1,7 @@
 """When the contents of tensors may be read: not by a tracer, and on an accelerator only if validation is on."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,8 +49,12 @@ def checks_contents(tensor: Tensor) -> bool:
     return tensor.is_cpu or (Distribution._validate_args and not tensor.is_meta)
 
 
-def looks_at_contents(*tensors: Tensor) -> bool:
-    """:func:`checks_contents` for plain Python code, which can read contents only where it :func:`can_look`."""
+def looks_at_contents(*values: Any) -> bool:
+    """:func:`checks_contents` for plain Python code, which can read contents only where it :func:`can_look`.
+
+    Of values that are not tensors there is nothing to ask.
+    """
+    tensors = [value for value in values if isinstance(value, Tensor)]
     return can_look(*tensors) and all(map(checks_contents, tensors))
 
 

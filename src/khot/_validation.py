@@ -16,11 +16,6 @@ from ._refusals import refuse_trace
 from ._torch_internals import is_recomputed, is_tracing
 
 
-def tensors_among(*values: Any) -> list[Tensor]:
-    """The arguments that are tensors rather than numbers."""
-    return [value for value in values if isinstance(value, Tensor)]
-
-
 def check_strided(name: str, value: Any, *, are_scores: bool = False) -> None:
     """Checks that a tensor is neither sparse nor nested, as rows must have all their entries and equal lengths.
 
@@ -193,30 +188,16 @@ def size_advice(k: float | Tensor, unmasked: float) -> str:
     )
 
 
-def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Tensor) -> None:
-    """Checks the contents of the rows of x (..., n), where ``-inf`` is allowed, of ``k`` and of a softness tensor."""
-    if x.numel() == 0:
-        return
-    highest, unmasked = x.amax(-1), (x > -torch.inf).sum(-1)
-    if bool((highest.isnan() | (highest == torch.inf)).any()):
-        raise ValueError("`x` must not contain NaN or +inf")
-    _check_enough(unmasked, k, x.shape[-1])
-    if isinstance(softness, Tensor):
-        check_softness_contents(name, softness, x.dtype)
-
-
 def check_enough(x: Tensor, k: float | Tensor) -> None:
     """Checks that rows of x (..., n) have at least k entries that are not excluded by ``-inf``."""
-    if x.numel():
-        _check_enough((x != -torch.inf).sum(-1), k, x.shape[-1])
-
-
-def _check_enough(unmasked: Tensor, k: float | Tensor, n: int) -> None:
+    if x.numel() == 0:
+        return
+    unmasked = (x != -torch.inf).sum(-1)
     k = in_wide_dtype(k) if isinstance(k, Tensor) else k
     if not bool(((k >= torch.zeros_like(unmasked)) & (k <= unmasked)).all()):
         raise ValueError(
             f"`k` must satisfy 0 <= k <= n and not exceed the number of entries above -inf, at least "
-            f"{int(unmasked.min())} with n={n}, but got k={k}{size_advice(k, int(unmasked.min()))}"
+            f"{int(unmasked.min())} with n={x.shape[-1]}, but got k={k}{size_advice(k, int(unmasked.min()))}"
         )
 
 

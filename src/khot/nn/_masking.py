@@ -22,7 +22,6 @@ from khot._validation import (
     checked_positive,
     checked_real,
     is_int,
-    tensors_among,
 )
 from khot.kernels.exact.reductions import WHOLE, Whole
 from khot.kernels.exact.rows import compute_dtype
@@ -138,7 +137,7 @@ def hard_mask(x: Tensor, k: Any, dim: int | tuple[int, ...], over: Whole = WHOLE
     if not isinstance(k, Tensor):
         k = checked_int("k", k, "an int or an integer tensor for a hard mask")
     mask = sharded_form(topk_mask, over)(x, k, dim=dim)
-    if has_parts(x) or not over.is_whole or not looks_at_contents(*tensors_among(x, k)):
+    if has_parts(x) or not over.is_whole or not looks_at_contents(x, k):
         return mask.masked_fill(x == -torch.inf, 0)
     check_enough(as_rows(x, dim), k)
     return mask

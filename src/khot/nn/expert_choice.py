@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from khot._contents import looks_at_contents
-from khot._validation import check_scores, expanded, in_wide_dtype, tensors_among
+from khot._validation import check_scores, expanded, in_wide_dtype
 from khot.kernels.exact.rows import number_on
 from khot.relaxations import sigmoid_topk
 
@@ -95,7 +95,7 @@ class ExpertChoice(TopK):
         """The capacity, limited to the number of tokens that each expert can take."""
         check_gates(x)
         tokens: Any = x.shape[-2]
-        looks = not has_parts(x) and looks_at_contents(*tensors_among(x, capacity))
+        looks = not has_parts(x) and looks_at_contents(x, capacity)
         if isinstance(capacity, Tensor):
             if self.softness is None and (capacity.is_floating_point() or capacity.dtype == torch.bool):
                 raise TypeError(

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import check_k, check_maskable, check_rows, check_softness, tensors_among
+from khot._validation import check_enough, check_k, check_rows, check_softness, check_softness_contents
 from khot.kernels.exact.rows import compute_dtype
 
 from .axes import as_axes, as_rows
@@ -98,6 +98,10 @@ def successive_softmax_topk(
     batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n)
     check_softness("temperature", temperature, x, batch)
-    if looks_at_contents(*tensors_among(x, k, temperature)):
-        check_maskable(rows, k, "temperature", temperature)
+    if looks_at_contents(x, k, temperature):
+        if not bool((rows < torch.inf).all()):
+            raise ValueError("`x` must not contain NaN or +inf")
+        check_enough(rows, k)
+        if isinstance(temperature, Tensor):
+            check_softness_contents("temperature", temperature, x.dtype)
     return as_axes(_compose(rows.to(compute_dtype(x)), k, temperature).to(x.dtype), x, dim)
