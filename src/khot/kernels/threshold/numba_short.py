@@ -213,10 +213,11 @@ def short_mask(link: NumbaLink, log: bool, real: Real) -> Any:
         is_left, count, at = bytes_at(left, 1, last)[0], 0, _block(wide)
         block, items, z = np.empty((n, LANES), real), np.empty((n, LANES), real), np.empty((n, LANES), wide)
         for start in range(first, last, LANES):
-            for i in range(LANES):
-                r = min(start + i, last - 1)
-                at.k[i], at.s[i] = of_row(k, r), of_row(scale, r)
-                at.size[i] = wide(at.k[i])
+            if start == first or k.size > 1 or scale.size > 1:
+                for i in range(LANES):
+                    r = min(start + i, last - 1)
+                    at.k[i], at.s[i] = of_row(k, r), of_row(scale, r)
+                    at.size[i] = wide(at.k[i])
             gather_rows(xs, start, last, block)
             open_block(block, items, z, at)
             search(z, at, law[0])
