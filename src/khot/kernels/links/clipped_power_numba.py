@@ -19,14 +19,16 @@ def _quantile(p, q):
     return p ** (1 / q)
 
 
+@inlined
+def _linear_step(signed, total, slope, excess, k, q):
+    return (total + excess) / max(slope, 1.0)
+
+
 @per_row
 def _newton_step(signed, total, slope, excess, k, q):
-    residual = total + excess
-    if q == 1:
-        return residual / max(slope, 1.0)
     if not slope > 0:
-        return residual
-    return (q * total * (1 - (-excess / total) ** (1 / q)) if excess <= 0 else residual) / slope
+        return total + excess
+    return (q * total * (1 - (-excess / total) ** (1 / q)) if excess <= 0 else total + excess) / slope
 
 
 @functools.cache
@@ -89,4 +91,5 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         inside = (z > zero) & (z < one)  # not `and`, a branch that prevents vectorisation
         return real(q) * slope_power(z, q) if inside else zero
 
-    return NumbaLink(terms, value, slope, _quantile, _newton_step, distances=wide)
+    step = _linear_step if variant == "clip" else _newton_step
+    return NumbaLink(terms, value, slope, _quantile, step, distances=wide)
