@@ -107,9 +107,9 @@ def range_by_chernoff(noise, bend_of):
         n, k, lowest, highest = row.weight.shape[0], row.k, -ROOM - time, math.log(ROOM) - time
         even = min(max(even, lowest), highest)
         for _ in range(TRIALS):
-            unit = law(exp(time + even))
+            unit = law(math.exp(time + even))
             z = unit.missing / unit.came
-            at = tilted(row.weight, exp(time), z)
+            at = tilted(row.weight, math.exp(time), z)
             if _is_near(at, k) or highest - lowest < ACCURACY:
                 break
             lowest, highest = (even, highest) if at.mean > k else (lowest, even)
@@ -117,7 +117,7 @@ def range_by_chernoff(noise, bend_of):
             even += min(max(step, -LONGEST), LONGEST)
             if not lowest < even < highest:
                 even = 0.5 * (lowest + highest)
-        return at.log_sum - k * log(z), at.slope, even
+        return at.log_sum - k * math.log(z), at.slope, even
 
     @per_row
     def end(row, inside, outside, time, depth):
@@ -138,7 +138,7 @@ def range_by_chernoff(noise, bend_of):
     def find_range(row, low, high, depth, points, values):
         first, last, peak = low, high, 0.5 * (low + high)
         for _ in range(TRIALS):
-            at = tilted(row.weight, exp(peak), 1.0)
+            at = tilted(row.weight, math.exp(peak), 1.0)
             if _is_near(at, row.k):
                 break
             first, last = (peak, last) if at.mean < row.k else (first, peak)
@@ -161,7 +161,7 @@ def bend_at_nodes(tilted):
     def bend(row, low, peak, high):
         curvature = 0.0
         for i in range(-NEAR, NEAR + 1):
-            at = tilted(row.weight, exp(peak + (high - peak if i > 0 else peak - low) * (0.5 * i / NEAR)), 1.0)
+            at = tilted(row.weight, math.exp(peak + (high - peak if i > 0 else peak - low) * (0.5 * i / NEAR)), 1.0)
             curvature = max(curvature, at.rate * at.rate / max(at.variance, TINY))
         return curvature
 
@@ -171,7 +171,7 @@ def bend_at_nodes(tilted):
 @inlined
 def _excess(at, n, k):
     """Newton's step for the logarithm of mean / rest, which is nearly linear in log-odds, times a derivative."""
-    return (log(at.mean / k + TINY) - log(at.rest / (n - k) + TINY)) * at.mean * at.rest
+    return (math.log(at.mean / k + TINY) - math.log(at.rest / (n - k) + TINY)) * at.mean * at.rest
 
 
 @inlined

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..cpu.loops import inlined, inlined_sum, per_row
 from ..cpu.maths import EXP, LOG
-from .numba_range import ROOM, WIDEST, nodes_of, take_logarithm
+from .numba_range import ROOM, WIDEST, fill_weights, nodes_of, take_logarithm
 
 exp, log = EXP[np.float64], LOG[np.float64]
 SLACK = 2.0  # in addition to the depth, for the logarithm of a probability near 1
@@ -52,7 +52,7 @@ def log_prob_of(noise):
         goal = log_came = ahead = bend = 0.0
         for _ in range(STEPS):
             is_peak = abs(step) <= NEAR[0]
-            log_came, ahead, bend = sums(weight, exp(peak))
+            log_came, ahead, bend = sums(weight, math.exp(peak))
             if is_peak:
                 break
             step = (math.log(1.0 + ahead) - peak) / (1.0 - bend / (1.0 + ahead))
@@ -60,7 +60,7 @@ def log_prob_of(noise):
         nu, goal = 1.0 + ahead, peak - math.exp(peak) + log_came - depth
         curvature = nu - bend
         for _ in range(STEPS):  # a tangent lies above h: no step goes too far
-            log_came, ahead, bend = sums(weight, exp(low))
+            log_came, ahead, bend = sums(weight, math.exp(low))
             left = goal - (low - math.exp(low) + log_came)
             if left <= NEAR[1]:
                 break
@@ -93,8 +93,8 @@ def log_prob_of(noise):
     @inlined
     def log_prob(theta, drawn, members, last, best, depth, with_slopes, slope, room):
         n, weight, taken, total = theta.shape[0], room.came[:members], 0, 0.0
+        fill_weights(theta, best, slope)
         for i in range(n):
-            slope[i] = exp(theta[i] - best)
             if drawn[i]:
                 weight[taken] = slope[i]
                 taken += 1

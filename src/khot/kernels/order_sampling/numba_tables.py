@@ -34,22 +34,16 @@ exp = EXP[np.float64]
 
 
 class Tables(NamedTuple):
-    """Nodes, and vectors of eight of them: one for each unit, for each unit and count, and for each count."""
+    """Nodes, and vectors of eight of them."""
 
     node: Array
     width: Array
     of_nodes: Array
-    came: Array  # F
-    missing: Array  # 1 - F
-    rate: Array  # f
-    fewer: Array  # u
-    total: Array  # of the result
-    table: Array  # P; counts begin one vector later, after a zero
-    of_ones: Array  # P for h = 1
-    of_vector: Array  # and h = g
-    rest: Array  # G
-    rest_of_ones: Array
-    rest_of_vector: Array
+    of_units: Array  # F, 1 - F, f, u, and sums over the nodes: one vector of each for every unit
+    table: Array  # G, G for h = 1 and h = g, P, P for h = 1 and h = g; counts of P begin one vector later, after a zero
+
+
+RATE, FEWER, SUM = 2, 3, 4  # places in ``of_units``, in multiples of the number of units
 
 
 @inlined
@@ -58,12 +52,8 @@ def tables_for(n, k, has_vector):
     last = 0
     for size in k:
         last = max(last, min(size, n - size))
-    nodes, units, rest = np.empty((3, MOST_NODES)), np.empty((5, n * LANES)), np.empty((3, (last + 3) * LANES))
-    tables = np.empty((3 if has_vector else 1, (n + 1) * (last + 3) * LANES))
-    return Tables(
-        nodes[0], nodes[1], nodes[2:], units[0], units[1], units[2], units[3], units[4],
-        tables[0], tables[-2], tables[-1], rest[0], rest[1], rest[2],
-    )  # fmt: skip
+    nodes, size = np.empty((3, MOST_NODES)), (last + 3) * (3 + (3 if has_vector else 1) * (n + 1))
+    return Tables(nodes[0], nodes[1], nodes[2:], np.empty(5 * n * LANES), np.empty(size * LANES))
 
 
 @inlined
@@ -73,31 +63,25 @@ def _first(i, n, last):
 
 
 @inlined
-def _begin(room, last):
-    """The tables of no units."""
-    nothing = every(0.0)
+def _begin(table, last):
+    """Writes P and G of no units."""
+    width = last + 3
+    for m in range(width):
+        put(table, m, every(0.0))
     for m in range(3):
-        put(room.table, m, nothing)
-    for m in range(last + 2):
-        put(room.rest, m, nothing)
-    put(room.table, 1, every(1.0))
-    put(room.rest, last, every(1.0))
-
-
-@inlined
-def _fates(room, n, k):
-    """The probabilities a and b; without a unit, k - 1 have arrived or n - k are missing, the fewer of which count."""
-    return (room.came, room.missing) if 2 * k > n else (room.missing, room.came)
+        put(table, 3 * width + m, every(0.0))
+    put(table, last, every(1.0))
+    put(table, 3 * width + 1, every(1.0))
 
 
 @per_row
-def _fill_fewer(zero, one, n, last, room):
-    """Writes the u, where T is ``last``."""
-    table, rest, width = room.table, room.rest, last + 3
-    _begin(room, last)
+def _fill_fewer(zero, one, n, last, units, table):
+    """Writes the u, where T is ``last``; a and b begin at ``zero`` and ``one``."""
+    width = last + 3
+    _begin(table, last)
     for i in range(n - 1):
-        a, b, here, there = at(zero, i), at(one, i), i * width + 1, (i + 1) * width + 1
-        first, end = _first(i + 1, n, last), min(i + 1, last)
+        a, b, here = at(units, zero + i), at(units, one + i), (3 + i) * width + 1
+        there, first, end = here + width, _first(i + 1, n, last), min(i + 1, last)
         before = at(table, here + first - 1)
         for m in range(first, end + 1):
             now = at(table, here + m)
@@ -106,78 +90,79 @@ def _fill_fewer(zero, one, n, last, room):
         put(table, there - 1, every(0.0))
         put(table, there + end + 1, every(0.0))
     for i in range(n - 1, -1, -1):
-        a, b, here, total = at(zero, i), at(one, i), i * width + 1, every(0.0)
+        a, b, here, total = at(units, zero + i), at(units, one + i), (3 + i) * width + 1, every(0.0)
         first = _first(i, n, last)
-        now = at(rest, first)
+        now = at(table, first)
         for m in range(first, min(i, last) + 1):
-            more = at(rest, m + 1)
+            more = at(table, m + 1)
             total = total + at(table, here + m) * now
-            put(rest, m, a * now + b * more)
+            put(table, m, a * now + b * more)
             now = more
-        put(room.fewer, i, total)
+        put(units, FEWER * n + i, total)
 
 
 @per_row
-def _add_inclusion(zero, one, n, last, width, room):
+def _add_inclusion(zero, one, n, last, width, units, table):
     """Adds the contributions of some nodes to the probabilities."""
-    _fill_fewer(zero, one, n, last, room)
+    _fill_fewer(zero, one, n, last, units, table)
     total = every(0.0)
     for i in range(n):
-        flow = at(room.rate, i) * at(room.fewer, i) * width
-        put(room.fewer, i, flow)
+        flow = at(units, RATE * n + i) * at(units, FEWER * n + i) * width
+        put(units, FEWER * n + i, flow)
         total = total + flow
     for i in range(n):
-        put(room.total, i, at(room.total, i) + at(room.came, i) * (total + at(room.fewer, i)))
+        put(units, SUM * n + i, at(units, SUM * n + i) + at(units, i) * (total + at(units, FEWER * n + i)))
 
 
 @per_row
-def _climb_with(zero, one, n, last, vector, room):
+def _climb_with(zero, one, n, last, vector, units, table):
     """Writes P and both P^h."""
-    table, ones, more, width, nothing = room.table, room.of_ones, room.of_vector, last + 3, every(0.0)
+    width, nothing = last + 3, every(0.0)
+    to_ones, to_vector = (n + 1) * width, 2 * (n + 1) * width
     for m in range(3):
-        put(ones, m, nothing)
-        put(more, m, nothing)
+        put(table, 3 * width + to_ones + m, nothing)
+        put(table, 3 * width + to_vector + m, nothing)
     for i in range(n - 1):
-        a, b, here, there = at(zero, i), at(one, i), i * width + 1, (i + 1) * width + 1
-        f, g, first, end = at(room.rate, i), every(vector[i]), _first(i + 1, n, last), min(i + 1, last)
-        before = here + first - 1
-        p, q, r = at(table, before), at(ones, before), at(more, before)
-        for m in range(first, end + 1):
-            p_now, q_now, r_now = at(table, here + m), at(ones, here + m), at(more, here + m)
+        a, b, here = at(units, zero + i), at(units, one + i), (3 + i) * width + 1
+        f, g, first, end = at(units, RATE * n + i), every(vector[i]), _first(i + 1, n, last), min(i + 1, last)
+        before, there = here + first - 1, here + width
+        p, q, r = at(table, before), at(table, to_ones + before), at(table, to_vector + before)
+        for m in range(here + first, here + end + 1):
+            p_now, q_now, r_now = at(table, m), at(table, to_ones + m), at(table, to_vector + m)
             flow = f * p_now
-            put(table, there + m, a * p_now + b * p)
-            put(ones, there + m, a * q_now + b * q + flow)
-            put(more, there + m, a * r_now + b * r + g * flow)
+            put(table, width + m, a * p_now + b * p)
+            put(table, width + to_ones + m, a * q_now + b * q + flow)
+            put(table, width + to_vector + m, a * r_now + b * r + g * flow)
             p, q, r = p_now, q_now, r_now
         for edge in (there - 1, there + end + 1):
             put(table, edge, nothing)
-            put(ones, edge, nothing)
-            put(more, edge, nothing)
+            put(table, to_ones + edge, nothing)
+            put(table, to_vector + edge, nothing)
 
 
 @per_row
-def _add_product(zero, one, n, last, width, vector, room):
+def _add_product(zero, one, n, last, nodes_width, vector, units, table):
     """Adds the contributions of some nodes to the product of the Jacobian with a vector."""
-    _begin(room, last)
-    _climb_with(zero, one, n, last, vector, room)
-    for m in range(last + 2):
-        put(room.rest_of_ones, m, every(0.0))
-        put(room.rest_of_vector, m, every(0.0))
+    width = last + 3
+    to_ones, to_vector = (n + 1) * width, 2 * (n + 1) * width
+    _begin(table, last)
+    _climb_with(zero, one, n, last, vector, units, table)
+    for m in range(width, 3 * width):
+        put(table, m, every(0.0))
     for i in range(n - 1, -1, -1):
-        a, b, here, first = at(zero, i), at(one, i), i * (last + 3) + 1, _first(i, n, last)
-        f, g, of_ones, of_vector = at(room.rate, i), every(vector[i]), every(0.0), every(0.0)
-        p, q, r = at(room.rest, first), at(room.rest_of_ones, first), at(room.rest_of_vector, first)
+        a, b, here, first = at(units, zero + i), at(units, one + i), (3 + i) * width + 1, _first(i, n, last)
+        f, g, of_ones, of_vector = at(units, RATE * n + i), every(vector[i]), every(0.0), every(0.0)
+        p, q, r = at(table, first), at(table, width + first), at(table, 2 * width + first)
         for m in range(first, min(i, last) + 1):
-            table = at(room.table, here + m)
-            of_ones = of_ones + at(room.of_ones, here + m) * p + table * q
-            of_vector = of_vector + at(room.of_vector, here + m) * p + table * r
-            flow = f * p
-            p_next, q_next, r_next = at(room.rest, m + 1), at(room.rest_of_ones, m + 1), at(room.rest_of_vector, m + 1)
-            put(room.rest, m, a * p + b * p_next)
-            put(room.rest_of_ones, m, a * q + b * q_next + flow)
-            put(room.rest_of_vector, m, a * r + b * r_next + g * flow)
+            before, flow = at(table, here + m), f * p
+            of_ones = of_ones + at(table, to_ones + here + m) * p + before * q
+            of_vector = of_vector + at(table, to_vector + here + m) * p + before * r
+            p_next, q_next, r_next = at(table, m + 1), at(table, width + m + 1), at(table, 2 * width + m + 1)
+            put(table, m, a * p + b * p_next)
+            put(table, width + m, a * q + b * q_next + flow)
+            put(table, 2 * width + m, a * r + b * r_next + g * flow)
             p, q, r = p_next, q_next, r_next
-        put(room.total, i, at(room.total, i) + (g * of_ones - of_vector) * (f * width))
+        put(units, SUM * n + i, at(units, SUM * n + i) + (g * of_ones - of_vector) * (f * nodes_width))
 
 
 def _bend_of(tilted):
@@ -201,44 +186,45 @@ def of_short_rows(noise):
             came[i], missing[i], rate[i] = at_x.came, at_x.missing, at_x.rate
 
     @inlined
+    def fill(weight, up, units):
+        n, count = weight.shape[0], weight.shape[0] * LANES
+        for i in range(n):
+            put(units, RATE * n + i, every(weight[i]) * up)
+        fill_fates(units[:count], units[count : 2 * count], units[RATE * count : FEWER * count])
+
+    @inlined
     def begin(room, n, nodes):
-        room.total[: n * LANES] = 0.0
-        up = room.of_nodes[0]
+        for i in range(SUM * n, (SUM + 1) * n):
+            put(room.of_units, i, every(0.0))
         for i in range(nodes):
-            up[i] = exp(room.node[i])
+            room.of_nodes[0, i] = exp(room.node[i])
 
     @inlined
-    def fill(room, weight, block):
-        up = at(room.of_nodes[0], block)
-        for i in range(weight.shape[0]):
-            put(room.rate, i, every(weight[i]) * up)
-        count = weight.shape[0] * LANES
-        fill_fates(room.came[:count], room.missing[:count], room.rate[:count])
-
-    @inlined
-    def finish(room, result):
-        for i in range(result.shape[0]):
-            total = 0.0
+    def finish(units, result):
+        n = result.shape[0]
+        for i in range(n):
+            result[i] = 0.0
             for lane in range(LANES):
-                total += room.total[i * LANES + lane]
-            result[i] = total
+                result[i] += units[(SUM * n + i) * LANES + lane]
 
     @inlined
     def inclusion(room, weight, k, nodes, when, depth, given, result):
-        n = weight.shape[0]
+        n, units, up = weight.shape[0], room.of_units, room.of_nodes[0]
+        zero, one = (0, n) if 2 * k > n else (n, 0)
         begin(room, n, nodes)
         for block in range(nodes // LANES):
-            fill(room, weight, block)
-            _add_inclusion(*_fates(room, n, k), n, min(k - 1, n - k), at(room.width, block), room)
-        finish(room, result)
+            fill(weight, at(up, block), units)
+            _add_inclusion(zero, one, n, min(k - 1, n - k), at(room.width, block), units, room.table)
+        finish(units, result)
 
     @inlined
     def product(room, weight, k, nodes, when, depth, given, vector, result):
-        n = weight.shape[0]
+        n, units, up = weight.shape[0], room.of_units, room.of_nodes[0]
+        zero, one = (0, n) if 2 * k > n else (n, 0)
         begin(room, n, nodes)
         for block in range(nodes // LANES):
-            fill(room, weight, block)
-            _add_product(*_fates(room, n, k), n, min(k, n - k) - 1, at(room.width, block), vector, room)
-        finish(room, result)
+            fill(weight, at(up, block), units)
+            _add_product(zero, one, n, min(k, n - k) - 1, at(room.width, block), vector, units, room.table)
+        finish(units, result)
 
     return tables_for, range_by_chernoff(noise, _bend_of), inclusion, product
