@@ -8,6 +8,7 @@ decreases like that of a normal density as long as the integrand resembles one. 
 
 # mypy: disable-error-code="no-untyped-def"
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -21,8 +22,6 @@ from ..selection.numba_counting import ANYWHERE, SUSPECT, cut, neighbours
 Array = np.ndarray[Any, Any]
 
 exp, log = EXP[np.float64], LOG[np.float64]
-GRID = 16  # points of one trial, whole registers of them
-TRIALS = 20  # each but the last at least halves the range
 BLOCK = 8  # so many nodes are processed at once
 MOST_NODES = 4096 + 72  # rows that begin at equal offsets of a page cause false conflicts in a processor
 RATES = 4.5  # contribution of the rates of arrival to the curvature of a logarithm
@@ -78,73 +77,6 @@ def take_logarithm(product, values):
 
 
 @inlined
-def multiply(weight, up, product, values, each):
-    """Multiplies by 1 + x for all units, and takes the logarithm out of a product of about ``each`` of them."""
-    n, taken = weight.shape[0], 0
-    fours = n // 4 * 4 if each >= 4 else 0
-    for j in range(0, fours, 4):  # four at a time share reads and writes
-        a, b, c, d = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
-        for i in range(up.shape[0]):
-            x = up[i]
-            product[i] *= ((1.0 + a * x) * (1.0 + b * x)) * ((1.0 + c * x) * (1.0 + d * x))
-        if j + 8 > taken + each:
-            take_logarithm(product, values)
-            taken = j + 4
-    for j in range(fours, n):
-        if j + 1 > taken + each:
-            take_logarithm(product, values)
-            taken = j
-        for i in range(up.shape[0]):
-            product[i] *= 1.0 + weight[j] * up[i]
-    take_logarithm(product, values)
-
-
-@per_row
-def _ends(values, points):
-    """Points beyond which a concave function is negative: a line through its outermost two values lies above it."""
-    first, last, step = 0, GRID - 1, points[1] - points[0]
-    while first < GRID - 2 and not values[first] >= 0:
-        first += 1
-    while last > first + 1 and not values[last] >= 0:
-        last -= 1
-    rise, fall = values[first + 1] - values[first], values[last - 1] - values[last]
-    before = max(values[first], 0.0) / rise if rise > values[first] else 1.0
-    after = max(values[last], 0.0) / fall if fall > values[last] else 1.0
-    return first, last, points[first] - before * step, points[last] + after * step
-
-
-def range_of(evaluate):
-    """The search for the range of an integral, by the logarithm of its integrand, or a bound of it."""
-
-    @per_row
-    def find_range(row, low, high, depth, points, values):
-        """Where values are within the depth of the highest; minus their second derivative; and where that is."""
-        points, values, curvature, peak = points[:GRID], values[:GRID], 0.0, 0.0
-        for _ in range(TRIALS):
-            width = high - low
-            step = width / GRID
-            for i in range(GRID):
-                points[i] = low + (i + 0.5) * step
-            evaluate(row, points, values)
-            best = 0
-            for i in range(1, GRID):
-                best = i if values[i] > values[best] else best
-            peak, least = points[best], values[best] - depth
-            for i in range(GRID):
-                values[i] -= least
-            first, last, begin, end = _ends(values, points)
-            low, high, curvature = max(low, begin), min(high, end), 0.0
-            for i in range(max(first, 1), min(last, GRID - 2) + 1):
-                bend = (2 * values[i] - max(values[i - 1], -depth) - max(values[i + 1], -depth)) / (step * step)
-                curvature = max(curvature, bend)
-            if high - low > width / 2:
-                break
-        return low, high, curvature, peak
-
-    return find_range
-
-
-@inlined
 def _density(depth, curvature):
     """Nodes per unit of time with which the error of the rule is e^-depth.
 
@@ -163,6 +95,7 @@ def _density_of_logistic(depth, n):
     return (depth + (n + RATES) * -math.log(math.cos(1.0))) / (4 * math.pi)
 
 
+@functools.cache
 def nodes_of(noise):
     """A function that writes the nodes of a row and their weights."""
     is_logistic = noise.is_logistic
@@ -199,6 +132,7 @@ def fill_weights(theta, origin, weight):
         weight[i] = exp(theta[i] - origin)
 
 
+@functools.cache
 def fill_range_of(find_range, nodes_of_row):
     """``(theta, k, depth, weight, room, when)``: writes the range of an integral, its nodes, and the weights.
 
