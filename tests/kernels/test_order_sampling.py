@@ -262,6 +262,28 @@ def test_loops_and_torch_agree(noise, depth):
 
 
 @every_noise
+@for_each("n", [6, 200])
+def test_rows_are_independent(noise, n, cpu_backend):
+    """To the last bit, although long rows of few draws and of many have different methods."""
+    if cpu_backend == "torch":
+        pytest.skip("rows share the number of nodes there")
+    theta, vector = random_positions(5, n, scale=2.0).requires_grad_(), random_positions(n)
+    k = torch.tensor([1, n // 2, n - 1, 2, n // 2])
+
+    def results(rows):
+        mean = kernel.inclusion_probabilities(noise, theta[rows], k[rows])
+        value = (theta[rows].argsort(-1).argsort(-1) >= n - k[rows, None]).double()
+        log_prob = kernel.log_prob(noise, theta[rows], k[rows], value)
+        (slope,) = torch.autograd.grad((mean * vector).sum() + log_prob.sum(), theta)
+        return mean, log_prob, slope[rows]
+
+    whole = results(torch.arange(5))
+    for rows in ([3], [4, 1, 2], [2, 0, 1, 4, 3]):
+        for one, part in zip(whole, results(torch.tensor(rows)), strict=True):
+            assert torch.equal(part, one[rows])
+
+
+@every_noise
 def test_accuracy_where_the_integrals_end(noise, cpu_backend):
     """Nothing of an integral is left out where few units are drawn, or almost all, or where positions are far apart."""
     if cpu_backend == "torch":

@@ -27,7 +27,7 @@ from .numba_tables import of_short_rows
 
 FAR = 0.5 * WIDEST  # exp(-FAR) does not change a probability, and units this far apart still fit into a loop
 STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_ARRIVALS = 50, 50, 1000  # approximate work for a unit
-MOST_COUNTS = 2**13  # units times counts in a short row
+MOST_COUNTS = 2**13  # units times counts in a short row, for which recursions are fastest
 TRIALS, ROUNDING = 4, 1e-13  # each trial has twice the nodes of the one before
 
 
@@ -216,31 +216,36 @@ def _inclusion_loops(name: str, is_short: bool) -> tuple[Any, Any]:
         return _inclusion_loop(space_for, find_range, nodes, inclusion), _product_loop(space_for, nodes, product)
 
 
-def _is_short(noise: str, theta: Tensor, k: Tensor) -> bool:
-    """Whether recursions over units and counts are faster than characteristic functions."""
-    n = theta.shape[-1]
-    if noise == "logistic" or n > MOST_COUNTS:
-        return False
-    return n * n // 2 <= MOST_COUNTS or n * int(torch.minimum(k, n - k).max()) <= MOST_COUNTS
-
-
-def _over_rows(loop: Any, noise: str, theta: Tensor, k: Tensor, depth: float, *arrays: Tensor, each: int = 1) -> None:
+def _over_rows(number: int, noise: str, theta: Tensor, k: Tensor, depth: float, *arrays: Tensor, each: int = 1) -> None:
+    """Runs a loop over all rows; the method depends on the length and size of a row, not on its neighbours."""
+    n, shorts = theta.shape[-1], len(k)
+    if noise == "logistic":
+        shorts = 0
+    elif n * n > 2 * MOST_COUNTS:
+        is_short = torch.minimum(k, n - k) * n <= MOST_COUNTS
+        shorts = int(is_short.sum())
+        if 0 < shorts < len(k):
+            for rows in (is_short, ~is_short):
+                some, size, *parts = (x[rows] for x in (theta, k, *arrays))
+                _over_rows(number, noise, some, size, depth, *parts, each=each)
+                for x, part in zip(arrays, parts, strict=True):
+                    x[rows] = part
+            return
     steps = each * (STEPS_OF_INCLUSION if noise == "logistic" else STEPS_OF_ARRIVALS) * theta.numel()
+    loop = _inclusion_loops(noise, shorts > 0)[number]
     over_rows(loop, len(theta), steps, array_like(theta), k.numpy(), depth, *(x.numpy() for x in arrays))
 
 
 def _inclusion(theta: Tensor, k: Tensor, noise: str, depth: float) -> tuple[Tensor, Tensor, Tensor]:
     result, when = torch.empty_like(theta), theta.new_zeros(len(theta), 5)
     given = theta.new_zeros(len(theta), theta.shape[-1] if noise == "logistic" else 0)
-    loop, _ = _inclusion_loops(noise, _is_short(noise, theta, k))
-    _over_rows(loop, noise, theta, k, depth, when, given, result)
+    _over_rows(0, noise, theta, k, depth, when, given, result)
     return result, when, given
 
 
 def _product(theta: Tensor, k: Tensor, when: Tensor, given: Tensor, vector: Tensor, noise: str, depth: float) -> Tensor:
     result = torch.empty_like(theta)
-    _, loop = _inclusion_loops(noise, _is_short(noise, theta, k))
-    _over_rows(loop, noise, theta, k, depth, when, given, vector, result, each=2)
+    _over_rows(1, noise, theta, k, depth, when, given, vector, result, each=2)
     return result
 
 
