@@ -73,14 +73,18 @@ class _Bisection:
 
 
 class _Counting(Logistic):
-    """Counts evaluations, those on the sample of a long row by their share of it."""
+    """Counts evaluations."""
 
     def __init__(self, n: int) -> None:
         self.n, self.count = n, 0.0
 
-    def tail_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def value_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
         self.count += z.shape[-1] / self.n
-        return super().tail_and_slope(z)
+        return super().value_and_slope(z)
+
+    def log_hazard(self, z: Tensor) -> Tensor:
+        self.count += z.shape[-1] / self.n
+        return super().log_hazard(z)
 
 
 def main() -> None:

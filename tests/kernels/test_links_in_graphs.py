@@ -61,7 +61,7 @@ class Steep(Logistic):
         return super().inverse(p) / self.steepness
 
     log_value, log_complement, log_slope = Link.log_value, Link.log_complement, Link.log_slope
-    slope_at, tail_and_slope = Link.slope_at, Link.tail_and_slope
+    slope_at, value_and_slope = Link.slope_at, Link.value_and_slope
 
 
 def test_another_link_is_found_while_it_lives():

@@ -21,6 +21,7 @@ from khot._torch_internals import for_transforms
 from ..call import runs_on_cpu
 from ..operators.autograd import SavingFunction, with_forward_mode
 
+IN_CACHE = 2**15  # items of a slab of which a few float64 arrays fit into the caches of a core
 MOST_SLABS = 6  # each costs a few milliseconds; six reduce the memory, some hundred times the input, to a sixth
 
 _thread = threading.local()  # its attribute ``inside`` says whether a slab is being computed
@@ -64,6 +65,21 @@ def by_rows(function: RowFunction, largest: int, *arguments: Tensor, most: int |
     flat = [x.expand(*batch_shape, x.shape[-1]).reshape(-1, x.shape[-1]) for x in arguments]
     results = in_slabs(function, slab_size(rows, length, largest, most), *flat)
     return tuple(y.view(*batch_shape, *y.shape[1:]) for y in results)
+
+
+def in_cache(function: RowFunction, x: Tensor, *others: Tensor) -> Tensors:
+    """``function`` of x ``(..., n)`` and tensors ``(..., *rest)``, on a CPU some rows at a time; not differentiable."""
+    batch = x.shape[:-1]
+    rows, size = batch.numel(), max(1, IN_CACHE // max(1, x.shape[-1]))
+    if rows <= size or x.device.type != "cpu":
+        return function(x, *others)
+    flat = (v.reshape(rows, *v.shape[len(batch) :]) for v in (x, *others))
+    return tuple(v.view(batch + v.shape[1:]) for v in _one_by_one(function, size, *flat))
+
+
+def _one_by_one(function: RowFunction, size: int, *arguments: Tensor) -> Tensors:
+    parts = [function(*slab) for slab in zip(*(x.split(size) for x in arguments), strict=True)]
+    return tuple(torch.cat(results) for results in zip(*parts, strict=True))
 
 
 def in_slab() -> bool:
@@ -135,10 +151,9 @@ class _InSlabs(SavingFunction):
     def forward(function: RowFunction, size: int, *arguments: Tensor) -> Tensors:
         _thread.inside = True
         try:
-            parts = [function(*slab) for slab in zip(*(x.split(size) for x in arguments), strict=True)]
+            return _one_by_one(function, size, *arguments)
         finally:
             _thread.inside = False
-        return tuple(torch.cat(results) for results in zip(*parts, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:

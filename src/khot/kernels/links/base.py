@@ -152,9 +152,9 @@ class Link(ABC):
         below, median, above = quantiles.unbind()
         return median, (0.5 * (above - below)).square()
 
-    def tail_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The short tail, F(z) below 0 and 1 - F(z) above, and F'(z): the terms of the sums of a threshold search."""
-        return torch.where(z > 0, self.complement(z), self.value(z)), self.slope(z)
+    def value_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """F(z), accurate where it is small, and F'(z) up to rounding of numbers next to 1; not differentiable."""
+        return self.value(z), self.slope(z)
 
     def log_value(self, z: Tensor) -> Tensor:
         """log F(z)."""
@@ -190,7 +190,7 @@ class Link(ABC):
         return self.log_slope(z + beyond) - self.log_slope(z)
 
     def log_hazard(self, z: Tensor) -> Tensor:
-        """log of the ratio of F' and the short tail, F below 0 and 1 - F above, for z far from 0."""
+        """log of the ratio of F' and the short tail, F below 0 and 1 - F above."""
         tail = torch.where(z > 0, self.log_complement(z), self.log_value(z))
         return self.log_slope(z) - tail.clamp(min=math.log(torch.finfo(z.dtype).tiny))
 
@@ -212,9 +212,6 @@ class SymmetricLink(Link):
 
     def complement(self, z: Tensor) -> Tensor:
         return self.value(-z)
-
-    def tail_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return self.value(-z.abs()), self.slope(z)
 
     def log_complement(self, z: Tensor) -> Tensor:
         return self.log_value(-z)

@@ -28,6 +28,10 @@ class CappedExponential(Link):
     def slope(self, z: Tensor) -> Tensor:
         return z.clamp(max=0).exp() * (z < 0)
 
+    def value_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        value = self.value(z)
+        return value, value * (z < 0)
+
     def inverse(self, p: Tensor) -> Tensor:
         return p.log()
 

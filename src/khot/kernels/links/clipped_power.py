@@ -55,6 +55,13 @@ class ClippedPower(Link):
         base = z.clamp(0, 1) * inside + (1 - inside)  # 1 outside, where powers of 0 would have infinite derivatives
         return self.q * base ** (self.q - 1) * inside
 
+    def value_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        base = z.clamp(0, 1)
+        if self.q == 1:
+            return base, ((z > 0) & (z < 1)).to(z.dtype)
+        power = _power(base, self.q - 1)
+        return power * base, power * (z < 1) * self.q
+
     def inverse(self, p: Tensor) -> Tensor:
         return p ** (1 / self.q)
 

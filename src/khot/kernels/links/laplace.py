@@ -25,9 +25,9 @@ class Laplace(SymmetricLink):
     def slope(self, z: Tensor) -> Tensor:
         return 0.5 * torch.exp(-z.abs())
 
-    def tail_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def value_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
         tail = self.slope(z)
-        return tail, tail
+        return torch.maximum(tail, (1 - tail) * (z > 0)), tail
 
     def inverse(self, p: Tensor) -> Tensor:
         return torch.where(p <= 0.5, (2 * p).log(), -(2 - 2 * p).log())

@@ -1,8 +1,7 @@
 r"""The link of sigmoid top-k and of unsorted SOFT top-k: the logistic function.
 
 argmax of <x, y> + s sum H_b(y) over the capped simplex, with the binary entropy
-H_b(y) = -y log y - (1 - y) log(1 - y), has log(y_i / (1 - y_i)) = (x_i - t) / s. With the short tail u = F(-abs(z)),
-F' = u - u^2: one exponential serves both.
+H_b(y) = -y log y - (1 - y) log(1 - y), has log(y_i / (1 - y_i)) = (x_i - t) / s.
 """
 
 import math
@@ -30,9 +29,9 @@ class Logistic(Link):
     def slope(self, z: Tensor) -> Tensor:
         return torch.sigmoid(z) * torch.sigmoid(-z)
 
-    def tail_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        tail = torch.sigmoid(-z.abs())
-        return tail, tail - tail * tail
+    def value_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        value = torch.sigmoid(z)
+        return value, value - value * value
 
     def inverse(self, p: Tensor) -> Tensor:
         return torch.logit(p)
@@ -59,7 +58,7 @@ class Logistic(Link):
         return -beyond.abs()
 
     def log_hazard(self, z: Tensor) -> Tensor:
-        return torch.zeros_like(z)
+        return self.log_value(z.abs())
 
 
 LOGISTIC = Logistic()

@@ -26,7 +26,7 @@ from torch import Tensor
 from khot._torch_internals import is_recorded, is_shape_only, is_traced_by_mode, is_transformed
 
 from ..exact.reductions import WHOLE, Whole
-from ..exact.rows import Threshold, compute_dtype
+from ..exact.rows import Threshold, compute_dtype, distances
 from ..links.base import Link
 from .gaps import FARTHEST, are_far, density_of, exact_shares, mean_distance
 from .kinds import Kind, ratios, root_of, shrink
@@ -80,7 +80,6 @@ class Items(NamedTuple):
     """The quantities from which derivatives are computed: tensors (..., n) for items and (...) for rows.
 
     Attributes:
-        value: abs(y), for odd maps.
         z: The distances, finite; for odd maps only of the items that follow the threshold.
         lever: z as a factor, 0 for infinite items.
         slope: f.
@@ -95,7 +94,6 @@ class Items(NamedTuple):
         own_lever: e.
     """
 
-    value: Tensor
     z: Tensor
     lever: Tensor
     slope: Tensor
@@ -121,18 +119,20 @@ def items_of(rows: MapRows) -> Items:
         z = rows.kind.distances(a, Threshold(at.anchor, offset), here, link)
         binding = (at.anchor != 0) | (at.offset != 0)
         lever = z.clamp(0, 1)  # beyond, the slope is 0 and the lever has no effect, but z may overflow
-        return Items(link.value(z), lever, lever, link.slope(z), s, one, one, follows=binding)
+        return Items(lever, lever, link.slope(z), s, one, one, follows=binding)
+    z = distances(a, Threshold(at.anchor, offset), here)
+    if z.numel() and can_tell(z) and bool(z.abs().amax() < FARTHEST):
+        return Items(z, z, link.slope(z), s, one, one, factor=link.log_derivative(z) if rows.kind.log else None)
     z, infinite = _finite_distances(a, Threshold(at.anchor, offset), here), a.isinf()
     factor = link.log_derivative(z).masked_fill(a == -torch.inf, 0) if rows.kind.log else None
-    lever = z if can_tell(infinite) and not bool(infinite.any()) else z.masked_fill(infinite, 0.0)
-    return Items(z, z, lever, link.slope(z), s, one, one, factor=factor)
+    lever = z.masked_fill(infinite, 0.0)
+    return Items(z, lever, link.slope(z), s, one, one, factor=factor)
 
 
 def _finite_distances(x: Tensor, at: Threshold, s: Tensor) -> Tensor:
     """z between numbers that are as good as infinite, also for infinite scores."""
     infinite = x.isinf()
-    half = 0.5 * x.masked_fill(infinite, 0) - (0.5 * at.anchor).unsqueeze(-1)  # x - t may overflow
-    z = (half / (0.5 * s).unsqueeze(-1) - at.offset.unsqueeze(-1)).clamp(-FARTHEST, FARTHEST)
+    z = distances(x.masked_fill(infinite, 0), at, s).clamp(-FARTHEST, FARTHEST)
     return torch.where(infinite, x.clamp(-2 * FARTHEST, 2 * FARTHEST), z)  # farther out than all others
 
 
@@ -147,11 +147,9 @@ def _magnitudes(rows: MapRows) -> Items:
     z = ratios(a, Threshold(at.anchor, offset), seen_root, here)
     capped, inside = ((z >= 1) | idle) & (a > 0), (z > 0) & (z < 1) & ~idle
     z = torch.where(inside, z, 0.5)  # a harmless number for the entries that this branch does not apply to
-    pooled = (seen_root.unsqueeze(-1) * z) ** q  # the rounding of the root cancels here
-    kept, lever = shrink(torch.where(capped, a, 1.0), column, q)
+    lever = shrink(torch.where(capped, a, 1.0), column, q)[1]
     odds = (lever ** (0.5 * q - 0.5) * (q / column).sqrt()).clamp(max=LARGEST_ROOT).square()
     return Items(
-        torch.where(capped, kept, pooled * inside),
         z,
         z,
         rows.link.slope(z) * inside,
@@ -160,8 +158,8 @@ def _magnitudes(rows: MapRows) -> Items:
         1 - at.offset * ratio / q,
         ratio.rsqrt(),
         powers=seen_ratio.unsqueeze(-1) * z**q * inside,
-        own_slope=torch.where(capped, odds / (1 + odds), 0.0),
-        own_lever=torch.where(capped, lever, 0.0),
+        own_slope=odds / (1 + odds) * capped,
+        own_lever=lever * capped,
     )
 
 
@@ -194,14 +192,17 @@ class Shares(NamedTuple):
         return self.weight / self.norm
 
 
-def shares_of(rows: MapRows, items: Items, g: Tensor) -> tuple[Items, Shares]:
-    """The shares, from one reduction of all sums at once, unless all slopes of a row underflow."""
+def shares_of(rows: MapRows, items: Items, g: Tensor, moments: bool = True) -> tuple[Items, Shares]:
+    """The shares, from one reduction of all sums at once, unless all slopes of a row underflow.
+
+    ``moments`` says whether the sums with z are wanted.
+    """
     slope, log, over = items.slope, items.factor is not None, rows.over
     direct = g * (slope if items.factor is None else items.factor)
     held = slope if items.powers is None else slope + items.powers
-    total, first, pull, moment = over.sum(
-        held.sum(-1), (slope * items.lever).sum(-1), direct.sum(-1), (direct * items.lever).sum(-1)
-    )
+    with_z = ((slope * items.lever).sum(-1), (direct * items.lever).sum(-1)) if moments else ()
+    total, pull, *rest = over.sum(held.sum(-1), direct.sum(-1), *with_z)
+    first, moment = rest or (torch.zeros_like(total),) * 2
     if items.follows is not None or (rows.link.compact and rows.link.reaches_zero):
         moves = total > TINY if items.follows is None else (total > 0) & items.follows
         rate = torch.where(moves, torch.where(moves, total, 1.0).reciprocal(), 0.0)
@@ -257,20 +258,26 @@ def can_tell(x: Tensor) -> bool:
     return not (is_transformed() or is_traced_by_mode() or is_shape_only(x) or is_recorded(x))
 
 
-def balanced(values: Tensor, share: Tensor) -> Tensor:
-    """Values that sum to 0 up to rounding: the value with the largest share becomes minus the sum of the others.
+def balanced(values: Tensor, share: Tensor, norm: Tensor) -> Tensor:
+    """Values that sum to 0 up to rounding: one with more than half of the shares becomes minus the sum of the others.
 
     Computed directly, it may be the difference of two numbers that agree in all their digits.
     """
+    large = share.amax(-1, keepdim=True) > 0.5 * norm
+    if can_tell(large) and not bool(large.any()):
+        return values
     top = share.argmax(-1, keepdim=True)
-    return values.scatter(-1, top, -values.scatter(-1, top, 0.0).sum(-1, keepdim=True))
+    others = values.scatter(-1, top, 0.0).sum(-1, keepdim=True)
+    return values.scatter(-1, top, torch.where(large, -others, values.gather(-1, top)))
 
 
 # ---- The first derivative, in reverse mode and in forward mode
 
 
-def derivative(rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dx in float64, dL/dk and dL/ds from dL/dy and dL/d offset; differentiable."""
+def derivative(
+    rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None, with_scale: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dL/dx in float64, dL/dk and dL/ds, 0 without ``with_scale``, from dL/dy and dL/d offset; differentiable."""
     over, kind, s = rows.over, rows.kind, rows.s
     if over.is_whole and rows.a.shape[-1] == 0:
         return torch.zeros_like(rows.a), torch.zeros_like(s), torch.zeros_like(s)
@@ -279,23 +286,26 @@ def derivative(rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None)
         g = g * rows.sign
     elif kind.log:
         g = g.masked_fill(rows.a == -torch.inf, 0)
-    items, shares = shares_of(rows, items_of(rows), g)
+    moments = not over.is_whole or grad_offset is not None
+    items, shares = shares_of(rows, items_of(rows), g, moments)
     pull, here = (v.unsqueeze(-1) for v in over.seen(shares.pull, s))
     centred = items.slope * (g - pull) if items.factor is None else items.factor * g - shares.share * pull
     on_k = shares.on_k
     if over.is_whole and not kind.absolute:
         if items.factor is None:  # again, since nearly equal cotangents have lost digits in the first pass
-            left = (shares.weight * (g - pull)).sum(-1) / shares.norm.squeeze(-1)
+            pulled = centred if shares.weight is items.slope else shares.weight * (g - pull)
+            left = pulled.sum(-1) / shares.norm.squeeze(-1)
             centred, on_k = centred - items.slope * left.unsqueeze(-1), on_k + left
-        centred = balanced(centred, shares.weight)
+        centred = balanced(centred, shares.weight, shares.norm)
     grad_a = centred / here
     if items.root is not None:  # times t / sigma, in two steps: where that overflows, slopes are small
         (root,) = (v.unsqueeze(-1) for v in over.seen(items.root * (items.gain > 0)))
         grad_a = centred * root * root
-    grad_s = -_lever(rows, centred, items, shares) * items.gain
+    grad_s = -_lever(rows, centred, items, shares) * items.gain if with_scale else torch.zeros_like(on_k)
     if items.own_slope is not None and items.own_lever is not None:
         own = g * items.own_slope
-        grad_a, grad_s = grad_a + own, grad_s - over.sum((own * items.own_lever).sum(-1))[0]
+        grad_a = grad_a + own
+        grad_s = grad_s - over.sum((own * items.own_lever).sum(-1))[0] if with_scale else grad_s
     grad_k = items.gain * on_k
     if grad_offset is not None:
         push = items.stretch * grad_offset
@@ -320,7 +330,7 @@ def tangents(rows: MapRows, dx: Tensor | None, dk: Tensor | None, ds: Tensor | N
     s, kind = rows.s, rows.kind
     if rows.a.shape[-1] == 0:
         return torch.zeros_like(rows.a), torch.zeros_like(s)
-    items, shares = shares_of(rows, items_of(rows), torch.zeros_like(rows.a))
+    items, shares = shares_of(rows, items_of(rows), torch.zeros_like(rows.a), moments=False)
     moved = torch.zeros_like(rows.a) if dx is None else dx.double()
     moved = moved if rows.sign is None else moved * rows.sign
     v = moved / items.scale.unsqueeze(-1)
@@ -332,7 +342,7 @@ def tangents(rows: MapRows, dx: Tensor | None, dk: Tensor | None, ds: Tensor | N
     rest, shift = rest - left.unsqueeze(-1), mean + left
     if items.factor is None:
         dy = items.gain.unsqueeze(-1) * items.slope * rest
-        dy = dy if kind.absolute else balanced(dy, shares.share)
+        dy = dy if kind.absolute else balanced(dy, shares.weight, shares.norm)
     else:
         dy = items.factor * rest
     if items.own_slope is not None and items.own_lever is not None:

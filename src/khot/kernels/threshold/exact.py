@@ -1,24 +1,33 @@
-r"""The threshold of any row, exactly, in plain torch and float64, with one residual and one guarded search.
+r"""The threshold of any row, exactly, in plain torch and float64.
 
-A first search runs in t, on the exact values of doubles, with the residual of :mod:`khot.kernels.threshold.residual`.
-If scores are many scales from 0, a double t does not determine z, and two neighbouring doubles may not locate the root.
-The search then continues in the offset c of t = anchor + c * sigma from the nearest item. Then x - anchor is exact for
-the items near t, and z keeps its digits.
+Newton's method in plain sums solves ordinary rows. The others go to a guarded search in t, on the exact values of
+doubles, with the residual in logarithms of :mod:`khot.kernels.threshold.residual`. If scores are many scales from 0, a
+double t does not determine z, and two neighbouring doubles may not locate the root. The search then continues in the
+offset c of t = anchor + c * sigma from the nearest item. Then x - anchor is exact for the items near t, and z keeps its
+digits.
 """
 
 import torch
 from torch import Tensor
+from torch.linalg import vecdot
 
 from ..exact.newton import MAX_STEPS, Evaluation, Root, arithmetic_mean, guarded_newton
 from ..exact.reductions import WHOLE, Whole
+from ..exact.row_slabs import IN_CACHE, in_cache
 from ..exact.rows import Span, Threshold, compute_dtype, row_range
 from ..links.base import Link
 from .contents import check_contents, check_empty
-from .derivatives import MapRows, derivative, items_of
-from .kinds import KINDS, Kind, inverse_of, root_of
-from .residual import EPS, FARTHEST, Rows, evaluate
+from .derivatives import MapRows, derivative
+from .kinds import KINDS, Kind, inverse_of, root_of, shrink
+from .residual import EPS, FARTHEST, TOLERANCE, Rows, evaluate, plain_step
 
-FIRST_STEPS = 8  # on all rows, before the remaining rows are separated
+PLAIN_STEPS = 8  # in plain sums
+FIRST_STEPS = 8  # of the rows that these leave, before the remaining rows are separated again
+PRECISION = {torch.float32: 2.0**-40, torch.float64: 2.0**-48}  # of thresholds from plain sums, in scales
+GUESSES, LOWEST_GUESS = (
+    3,
+    0.05,
+)  # how often the guess for a magnitude is repeated, and its lower limit as part of the mean
 TINY = torch.finfo(torch.float64).tiny
 WIDENINGS = 14  # the most widenings of a bracket; each squares its width in scales, and 2^1024 is beyond all doubles
 MARGIN = 2.0**-10  # relative, added to a bracket for rounding and inaccurate inverses
@@ -40,62 +49,89 @@ def solve(rows: Rows, span: Span, dtype: torch.dtype) -> Threshold:
         at = solve(small, span._replace(lowest=span.lowest * factor, highest=span.highest * factor), torch.float64)
         anchor = _rounded(at.anchor / factor, dtype)
         return Threshold(anchor, at.offset + (at.anchor - anchor * factor) / small.softness)
-    none, everything, start, low, high, width = _start(rows, span)
+    none, everything = rows.k <= span.selected, rows.k >= span.selected + span.finite
+    if rows.kind.grows:
+        everything = rows.k >= rows.over.sum((rows.x > 0).sum(-1).double())[0]
     wrong = ~((rows.k >= span.selected) & (rows.k <= span.selected + span.finite)) | span.nan
-    at, done = _search(rows, start, low, high, width, none | everything | wrong, FIRST_STEPS, dtype)
-    if not bool(done.all()):
-        hard = (~done).nonzero().squeeze(-1)
-        nothing = torch.zeros_like(hard, dtype=torch.bool)
-        start, low, high, width = (v[hard] for v in (at.anchor, low, high, width))
-        again, _ = _search(rows.take(hard), start, low, high, width, nothing, MAX_STEPS, dtype)
-        at.anchor[hard], at.offset[hard] = again.anchor, again.offset
+    share = ((rows.k - span.selected) / span.finite.clamp(min=1)).clamp(LEAST_SHARE, 1 - 2.0**-53)
+    start, skipped = _first_guess(rows, span, share), none | everything | wrong
+    t, rest, done = _search_plainly(rows, span, start, skipped, PRECISION[dtype])
+    at = _stored(rows, t, rest, dtype)
+    together = max(1, IN_CACHE // max(1, rows.over.length(rows.x)))
+    for steps in (FIRST_STEPS, MAX_STEPS):
+        for hard in (~done).nonzero().squeeze(-1).split(together):
+            if len(hard):
+                some = rows.take(hard)
+                ends = _bracket(some, span.lowest[hard], span.highest[hard], share[hard])
+                again, done[hard] = _search(some, t[hard], *ends, steps, dtype)
+                at.anchor[hard], at.offset[hard] = again.anchor, again.offset
     at = _at_the_ends(rows, span, at, none, everything)
     return Threshold(at.anchor, at.offset.masked_fill(wrong, torch.nan))
 
 
-def _start(rows: Rows, span: Span) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Which rows have nothing or everything in the mask, and for the others a first guess inside a bracket.
+def _first_guess(rows: Rows, span: Span, share: Tensor) -> Tensor:
+    """The threshold if scores were normal and F a normal distribution function of the same moments."""
+    centre, variance = span.moments or _moments(rows, span)
+    middle, spread = rows.link.start(rows.x.device)
+    quantile = torch.special.ndtri(share)
 
-    Also returns how many scales beyond the items the root may be.
-    """
-    link, finite = rows.link, span.finite.clamp(min=1)
-    share = ((rows.k - span.selected) / finite).clamp(LEAST_SHARE, 1 - 2.0**-53)
-    none = rows.k <= span.selected
-    centre, variance = span.moments or _moments(rows.x, finite)
-    if rows.kind.grows:
-        (nonzero,) = rows.over.sum((rows.x > 0).sum(-1).double())
-        (smallest,) = rows.over.max(torch.where(rows.x > 0, -rows.x, -torch.inf).amax(-1))
-        # At `low` every nonzero entry is capped: half of it is above t, half above the scale at t.
-        low = torch.minimum(-smallest / 2, (-smallest / rows.softness / 2) ** link.q).clamp(min=TINY)
-        guess = centre - variance.sqrt() * torch.special.ndtri(share)
-        high = torch.maximum(span.highest, low)
-        return none, rows.k >= nonzero, _inside(guess, low, high), low, high, torch.zeros_like(low)
-    middle, spread = link.start(rows.x.device)
-    deviation = (variance + spread * rows.softness.square()).sqrt()
-    guess = centre - middle * rows.softness - deviation * torch.special.ndtri(share)
-    # F is the share everywhere if all items are equal, so the root lies within its quantile of the extreme items.
-    width = (1 + MARGIN) * link.inverse(share).abs().nan_to_num(0.0) + 1
-    low, high, width = _bracket(rows, span, width)
-    return none, rows.k >= span.selected + span.finite, _inside(guess, low, high), low, high, width
+    def guess(scale: Tensor) -> Tensor:
+        return centre - middle * scale - (variance + spread * scale.square()).sqrt() * quantile
+
+    if not rows.kind.grows:
+        return guess(rows.softness)
+    t = centre
+    for _ in range(GUESSES):
+        t = torch.maximum(guess(rows.scale(t)), LOWEST_GUESS * centre)
+    return t
 
 
-def _moments(x: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
-    kept = torch.where(x.isfinite(), x, 0.0)
-    mean = kept.sum(-1) / finite
-    return mean, (kept.square().sum(-1) / finite - mean.square()).clamp(min=0)
+def _search_plainly(
+    rows: Rows, span: Span, start: Tensor, skipped: Tensor, precision: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Newton's method in plain sums: t, its distance from the root, and which rows need no other search."""
+    t, rest, found = start, torch.zeros_like(start), skipped
+    settled = precision if rows.link.compact else TOLERANCE
+    for _ in range(PLAIN_STEPS):
+        t = torch.where(found, t, t / (1 - rest / t) if rows.kind.grows else t + rest)
+        step, there = plain_step(rows, span, t, precision)
+        found, rest = there | skipped, rows.moved(t, step)
+        if bool((found | (step.abs() <= settled)).all()):
+            break
+    near = found | (step.abs() < 1)
+    return torch.where(near, t, start), rest, found
+
+
+def _moments(rows: Rows, span: Span) -> tuple[Tensor, Tensor]:
+    masked = not bool((span.finite == rows.x.shape[-1]).all())
+
+    def sums(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.where(x.isfinite(), x, 0.0).double() if masked else x.double()
+        return x.sum(-1), vecdot(x, x)
+
+    n, (total, squares) = span.finite.clamp(min=1), in_cache(sums, rows.x)
+    mean = total / n
+    return mean, (squares / n - mean.square()).clamp(min=0)
 
 
 def _inside(guess: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.maximum(torch.minimum(guess.nan_to_num(0.0), high), low)
 
 
-def _bracket(rows: Rows, span: Span, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Ends at which g is positive and negative, widened until it is: the inverse of a user's link may be rough."""
-    largest = torch.finfo(torch.float64).max
-    for _ in range(WIDENINGS):
-        low = (span.lowest - width * rows.softness - 4 * EPS * span.lowest.abs()).clamp(-largest, largest)
-        high = (span.highest + width * rows.softness + 4 * EPS * span.highest.abs()).clamp(-largest, largest)
-        if rows.link.link_id is not None:
+def _bracket(rows: Rows, lowest: Tensor, highest: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Ends at which g is positive and negative, and how many scales beyond the items the root may be."""
+    link, largest = rows.link, torch.finfo(torch.float64).max
+    if rows.kind.grows:
+        (smallest,) = rows.over.max(torch.where(rows.x > 0, -rows.x, -torch.inf).amax(-1))
+        # At `low` every nonzero entry is capped: half of it is above t, half above the scale at t.
+        low = torch.minimum(-smallest / 2, (-smallest / rows.softness / 2) ** link.q).clamp(min=TINY)
+        return low, torch.maximum(highest, low), torch.zeros_like(low)
+    # F is the share everywhere if all items are equal, so the root lies within its quantile of the extreme items.
+    width = (1 + MARGIN) * link.inverse(share).abs().nan_to_num(0.0) + 1
+    for _ in range(WIDENINGS):  # the inverse of a user's link may be rough
+        low = (lowest - width * rows.softness - 4 * EPS * lowest.abs()).clamp(-largest, largest)
+        high = (highest + width * rows.softness + 4 * EPS * highest.abs()).clamp(-largest, largest)
+        if link.link_id is not None:
             break
         nothing = torch.zeros_like(low)
         at_low, at_high = (evaluate(rows, Threshold(end, nothing))[1] for end in (low, high))
@@ -107,7 +143,7 @@ def _bracket(rows: Rows, span: Span, width: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _search(
-    rows: Rows, start: Tensor, low: Tensor, high: Tensor, width: Tensor, done: Tensor, steps: int, dtype: torch.dtype
+    rows: Rows, start: Tensor, low: Tensor, high: Tensor, width: Tensor, steps: int, dtype: torch.dtype
 ) -> tuple[Threshold, Tensor]:
     """The threshold from a search in t and, if steps are left, in the offset; and which rows are done."""
     nothing = torch.zeros_like(start)
@@ -117,12 +153,9 @@ def _search(
         return rows.moved(t, step), g.clamp(-1 / EPS, 1 / EPS), found
 
     middle = _geometric_mean if rows.kind.grows else arithmetic_mean
-    root = guarded_newton(at_threshold, start, (low, high), (1 + nothing, nothing - 1), done, None, middle, steps)
-    anchor = _rounded(root.t, dtype)
-    if rows.kind.grows:  # the offset is at most 0 then, and t at least 0
-        higher = torch.nextafter(anchor.to(dtype), torch.tensor(torch.inf, dtype=dtype, device=anchor.device)).double()
-        anchor = torch.where((anchor - root.t < root.rest) & higher.isfinite(), higher, anchor)
-    at = Threshold(anchor, ((root.t - anchor) + root.rest) / rows.scale(root.t))
+    ends = (low, high), (1 + nothing, nothing - 1)
+    root = guarded_newton(at_threshold, _inside(start, low, high), *ends, nothing > 0, None, middle, steps)
+    at = _stored(rows, root.t, root.rest, dtype)
     if steps == MAX_STEPS:
         lost = (~root.found).nonzero().squeeze(-1)
         if len(lost):
@@ -134,6 +167,15 @@ def _search(
         at, free = _leave_kink(rows, at)
         return at, root.found | free
     return at, root.found
+
+
+def _stored(rows: Rows, t: Tensor, rest: Tensor, dtype: torch.dtype) -> Threshold:
+    """The threshold t + rest, with an anchor of this dtype."""
+    anchor = _rounded(t, dtype)
+    if rows.kind.grows:  # the offset is at most 0 then, and t at least 0
+        higher = torch.nextafter(anchor.to(dtype), torch.tensor(torch.inf, dtype=dtype, device=anchor.device)).double()
+        anchor = torch.where((anchor - t < rest) & higher.isfinite(), higher, anchor)
+    return Threshold(anchor, ((t - anchor) + rest) / rows.scale(t))
 
 
 def _geometric_mean(low: Tensor, high: Tensor) -> Tensor:
@@ -243,12 +285,12 @@ def threshold(
         if check:
             check_empty(k)
         return k.new_zeros(batch, device=x.device), k.new_zeros(batch, device=x.device)
-    which, items = KINDS[kind], KINDS[kind].scores(x.detach()).double().reshape(-1, n)
     k, scale = (v.to(x.device).reshape(-1) for v in (k, scale))
-    span = row_range(items, over)
+    which = KINDS[kind]
+    rows = Rows(which.scores(x.detach()).reshape(-1, n), k, scale, Link.find(link, q), which, over)
+    span = row_range(rows.x, over)
     if check:
         check_contents(x, k, scale, softness, which, span, over)
-    rows = Rows(items, k, scale, Link.find(link, q), which, over)
     anchor, offset = solve(rows, span, compute_dtype(x))
     return anchor.reshape(batch), offset.reshape(batch)
 
@@ -269,20 +311,30 @@ def mask(
 
     k and scale may be on the CPU for x elsewhere, if they expand one number.
     """
-    scale = scale.to(x.device)
     at = Threshold(*threshold(x, k, scale, link, q, kind, softness, check, over=over))
-    return values(x, scale, at, Link.find(link, q), KINDS[kind]), *at
+    return values(x, scale.to(x.device), at, Link.find(link, q), KINDS[kind]), *at
 
 
 def values(x: Tensor, scale: Tensor, at: Threshold, link: Link, kind: Kind) -> Tensor:
-    """The map of x with these thresholds; not differentiable."""
-    if kind.absolute:
-        y = items_of(MapRows.of(x, scale, at, link, kind)).value * x.sign()
-    else:
-        z = kind.distances(x.double(), at, scale, link)
-        y = link.log_value(z) if kind.log else link.value(z)
-    y = y.to(x.dtype)
-    return (y + 0.0 if kind.log else y).contiguous()  # 0, not -0
+    """The map of x (..., n) with these thresholds; not differentiable."""
+
+    def of_rows(x: Tensor, scale: Tensor, *numbers: Tensor) -> tuple[Tensor]:
+        at, a = Threshold(*numbers), kind.scores(x).double()
+        if kind.grows:
+            y = _magnitudes(a, scale, at, link, kind)
+        else:
+            z = kind.distances(a, at, scale, link)
+            y = link.log_value(z) + 0.0 if kind.log else link.value(z)  # 0, not -0
+        return ((y * x.sign() if kind.absolute else y).to(x.dtype).contiguous(),)
+
+    return in_cache(of_rows, x, scale, *at)[0]
+
+
+def _magnitudes(a: Tensor, scale: Tensor, at: Threshold, link: Link, kind: Kind) -> Tensor:
+    """The pooled magnitude t z^q, with t^(1/q) z = (a - t) / s, or the capped one, which is smaller beyond the cap."""
+    (s, anchor), root = (v.unsqueeze(-1) for v in (scale, at.anchor)), root_of(kind.threshold(at, scale, link), link.q)
+    pooled = ((a - anchor) / s - (at.offset * root).unsqueeze(-1)).clamp(min=0) ** link.q
+    return torch.minimum(pooled, shrink(a, s, link.q)[0])
 
 
 def mask_derivative(
@@ -299,9 +351,16 @@ def mask_derivative(
     over: Whole = WHOLE,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in x's dtype, dL/dk and dL/ds, zeros if that is not wanted, from dL/dy."""
-    rows = MapRows.of(x, scale.to(x.device), Threshold(anchor, offset), Link.find(link, q), KINDS[kind], over)
-    grad_x, grad_k, grad_scale = derivative(rows, grad, None)
-    return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale if with_scale else torch.zeros_like(grad_k)
+    of, which = Link.find(link, q), KINDS[kind]
+
+    def of_rows(x: Tensor, grad: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor) -> tuple[Tensor, ...]:
+        rows = MapRows.of(x, scale, Threshold(anchor, offset), of, which, over)
+        grad_x, grad_k, grad_scale = derivative(rows, grad, None, with_scale)
+        return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale
+
+    rows = x, grad, scale.to(x.device), anchor, offset
+    grad_x, grad_k, grad_scale = in_cache(of_rows, *rows) if over.is_whole else of_rows(*rows)
+    return grad_x, grad_k, grad_scale
 
 
 def threshold_derivative(

@@ -1,13 +1,15 @@
 r"""The residual of a threshold, and the distance to the root that it suggests, for rows in float64, in plain torch.
 
-Let u_i be the short tail of an item: F(z_i) below the threshold, 1 - F(z_i) above, where m items lie. Then
+For ordinary rows the residual is sum F - k. If the mask is almost only zeros and ones, this difference has lost its
+digits. For such rows, let u_i be the short tail of an item: F(z_i) below the threshold, 1 - F(z_i) above, where m items
+lie. Then
 
     sum F - k = A - B,  A = sum of the tails below + max(m - k, 0),  B = sum of the tails above + max(k - m, 0),
 
-two sums of positive numbers; computed directly, sum F - k would lose every digit for a mask of zeros and ones. The
-search uses g = log A - log B, which has the sign of sum F - k and falls with t. Newton's method for g is exact in one
-step if tails are exponential, in a gap of many scales as well as near the root. If the tails underflow, the same sums
-are computed from their logarithms. For a compact link, capped items count as above, which leaves no tail there.
+two sums of positive numbers, computed from the logarithms of the tails, which do not underflow. The search uses
+g = log A - log B, which has the sign of sum F - k and falls with t. Newton's method for g is exact in one step if tails
+are exponential, in a gap of many scales as well as near the root. For a compact link, capped items count as above,
+which leaves no tail there.
 """
 
 from typing import NamedTuple
@@ -18,19 +20,21 @@ from torch.linalg import vecdot
 
 from ..exact.newton import COARSEST, RESOLUTION, Evaluation
 from ..exact.reductions import Whole
-from ..exact.rows import Threshold
+from ..exact.row_slabs import in_cache
+from ..exact.rows import Span, Threshold
 from ..links.base import Link
-from .kinds import Kind, root_of
+from .kinds import Kind, ratios, root_of
 
 TOLERANCE = 2.0**-27  # a step of so many scales is the last, after which Newton's method has all digits
 EPS = torch.finfo(torch.float64).eps
 UNDERFLOW = torch.finfo(torch.float64).tiny / EPS  # sums below which logarithms of tails are used
+INSIDE = 2.0**-20  # a sum of F (1 - F) above which some F is neither 0 nor 1
 SHORT = 2.0**-30  # the size of a step between neighbouring doubles, relative to distances from the threshold
 FARTHEST = 1e306  # in scales, as good as infinite
 
 
 class Rows(NamedTuple):
-    """Rows to solve: items x (rows, n) in float64, k and softness (rows,).
+    """Rows to solve: items x (rows, n), k and softness (rows,).
 
     If other processes hold further items of the rows, results for a row are reduced over all of them.
     """
@@ -43,7 +47,7 @@ class Rows(NamedTuple):
     over: Whole
 
     def take(self, which: Tensor) -> "Rows":
-        return self._replace(x=self.x[which], k=self.k[which], softness=self.softness[which])
+        return self._replace(x=self.x[which].double(), k=self.k[which], softness=self.softness[which])
 
     def distances(self, at: Threshold) -> Tensor:
         """z, for numbers of such a size that no difference overflows."""
@@ -58,6 +62,10 @@ class Rows(NamedTuple):
         """A step in scales, at a threshold t, as a step of t, even if the scale itself overflows."""
         return step * self.softness * root_of(t, self.link.q) if self.kind.grows else step * self.softness
 
+    def growth(self, t: Tensor) -> Tensor:
+        """The rate at which the scale grows with t, if it does."""
+        return self.softness * t ** (1 / self.link.q - 1) / self.link.q
+
     def neighbours(self, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The largest item outside ``above`` and the smallest in it, infinite if there is none; how many are in it."""
         left = self.x.masked_fill(above, -torch.inf).amax(-1)
@@ -66,43 +74,60 @@ class Rows(NamedTuple):
         return left, -right, self.over.sum(above.sum(-1).double())[0]
 
 
+def plain_step(rows: Rows, span: Span, t: Tensor, precision: float) -> tuple[Tensor, Tensor]:
+    """A step of t in scales from plain sums, and whether t with that step is the root.
+
+    It is Newton's method for the log-odds of the mean of F, which is a straight line if tails are exponential, or for
+    the sum itself. The sum has the rounding of numbers next to 1; a root counts as found only if this moves it by no
+    more than a small multiple of ``precision``, in scales.
+    """
+    link = rows.link
+
+    def sums(x: Tensor, t: Tensor, softness: Tensor) -> tuple[Tensor, ...]:
+        if rows.kind.grows:
+            z = ratios(x.double(), Threshold(t, torch.zeros_like(t)), root_of(t, link.q), softness)
+        else:
+            z = (x.double() - t.unsqueeze(-1)) / softness.unsqueeze(-1)
+        value, slope = link.value_and_slope(z)
+        found = [value.sum(-1), slope.sum(-1)]
+        if link.compact:
+            found.append(vecdot(value, value))
+        if rows.kind.grows:
+            found.append(vecdot(slope, z.clamp(0, 1)))
+        return tuple(found)
+
+    total, falls, *further = rows.over.sum(*in_cache(sums, rows.x, t, rows.softness))
+    if rows.kind.grows:  # as t rises, so does the scale
+        falls = falls + further[1] * rows.growth(t)
+    excess, below = total - rows.k, rows.k - span.selected
+    rounded = rows.k * EPS
+    exact = rounded <= precision * falls
+    if link.compact and link.reaches_zero:
+        step = excess / falls
+    else:
+        above = span.finite - below
+        odds = torch.log1p(excess / below) - torch.log1p(-excess / above)
+        step = odds / (falls / (below + excess) + falls / (above - excess))
+    if link.compact:  # the remainder might be a step across a kink, or all items might lie at kinks
+        found = exact & (excess.abs() <= (3 + link.condition) * rounded) & (total - further[0] > INSIDE)
+        return step.masked_fill(found, 0.0), found
+    return step, exact & (step.abs() <= TOLERANCE)
+
+
 def evaluate(rows: Rows, at: Threshold) -> Evaluation:
     """A step of t in scales, a number with the sign of sum F - k, and whether t with that step is the root."""
-    tail, slope, above = _tails(rows, at)
-    others = 1 - above
-    numbers = above.sum(-1), vecdot(tail, others), vecdot(slope, others)
     if rows.link.compact:
-        m, below, falls = rows.over.sum(*numbers)
-        return _compact_step(rows, at, m - rows.k, below, falls)
-    m, below, falls, beyond, rises = rows.over.sum(*numbers, vecdot(tail, above), vecdot(slope, above))
-    excess = m - rows.k
-    a, b = below + excess.clamp(min=0), beyond + (-excess).clamp(min=0)
-    g, falls, rises = (a / b).log(), falls / a, rises / b
-    lost = torch.minimum(a, b) < UNDERFLOW
-    if bool(lost.any()):
-        exact = _by_logarithms(rows, at, excess)
-        g, falls, rises = (torch.where(lost, v, old) for v, old in zip(exact, (g, falls, rises), strict=True))
+        return _compact_step(rows, at)
+    g, falls, rises = _by_logarithms(rows, at)
     step = g / (falls + rises)
     return step, g, (step.abs() <= TOLERANCE) | (g == 0)
 
 
-def _tails(rows: Rows, at: Threshold) -> tuple[Tensor, Tensor, Tensor]:
-    """The short tails of the items, the slopes, and 1 for the items above."""
-    z, link = rows.distances(at), rows.link
-    if link.compact:
-        tail, slope = link.value(z), link.slope(z)
-    else:
-        tail, slope = link.tail_and_slope(z)
-    if rows.kind.grows:  # as t rises, so does the scale
-        t = rows.kind.threshold(at, rows.softness, link)
-        slope = slope * (1 + z.clamp(0, 1) * (rows.softness * t ** (1 / link.q - 1) / link.q).unsqueeze(-1))
-    return tail, slope, (tail >= 1 if link.compact else z > 0).double()
-
-
-def _by_logarithms(rows: Rows, at: Threshold, excess: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _by_logarithms(rows: Rows, at: Threshold) -> tuple[Tensor, Tensor, Tensor]:
     """g and the rates at which log A falls and log B rises with t, in scales."""
     link, z = rows.link, rows.distances(at)
     above = z > 0
+    excess = rows.over.sum(above.sum(-1).double())[0] - rows.k
     tail = torch.where(above, link.log_complement(z), link.log_value(z))
     below, beyond = rows.over.logsumexp(*(torch.where(side, tail, -torch.inf) for side in (~above, above)))
     a = torch.logaddexp(below, excess.clamp(min=0).log())
@@ -121,14 +146,21 @@ def _by_logarithms(rows: Rows, at: Threshold, excess: Tensor) -> tuple[Tensor, T
     return g, falls, rises
 
 
-def _compact_step(rows: Rows, at: Threshold, excess: Tensor, below: Tensor, falls: Tensor) -> Evaluation:
-    """For a link whose kinks make the residual the criterion, not the step; ``below`` is the sum P of uncapped items.
+def _compact_step(rows: Rows, at: Threshold) -> Evaluation:
+    """For a link whose kinks make the residual the criterion, not the step.
 
-    P is about a power of the distance to t, or an exponential of it: Newton's method for P^(1/order) = (k - capped)^(1
-    / order), or for log P. If more items are capped than k, it is Newton's method for the residual, or a step by which
-    all entries together fall. Without any slope it is a step as if one item had some.
+    P, the sum of uncapped items, is about a power of the distance to t, or an exponential of it: Newton's method for
+    P^(1/order) = (k - capped)^(1/order), or for log P. If more items are capped than k, it is Newton's method for the
+    residual, or a step by which all entries together fall. Without any slope it is a step as if one item had some.
     """
-    link, residual = rows.link, below + excess
+    link, z = rows.link, rows.distances(at)
+    value, slope = link.value(z), link.slope(z)
+    capped = (value >= 1).double()
+    if rows.kind.grows:  # as t rises, so does the scale
+        slope = slope * (1 + z.clamp(0, 1) * rows.growth(rows.kind.threshold(at, rows.softness, link)).unsqueeze(-1))
+    m, below, falls = rows.over.sum(capped.sum(-1), vecdot(value, 1 - capped), slope.sum(-1))
+    excess = m - rows.k
+    residual = below + excess
     if link.reaches_zero:
         under = link.q * below / falls * (1 - (-excess / below) ** (1 / link.q))
         step = torch.where(excess < 0, under, residual / torch.where(falls > 0, falls, 1.0))
