@@ -30,10 +30,10 @@ CALLS = {
     "mask with a graph": (lambda: khot.sigmoid_topk(LEAF, 5), 15, 9),
     "mask and gradient": (lambda: torch.autograd.grad(khot.sigmoid_topk(LEAF, 5), LEAF, X), 28, 9),
     "exponent": (lambda: khot.sparse_topk(X, 5), 15, 10),
-    "hard mask": (lambda: khot.topk_mask(X, 5), 24, 11),
-    "module": (lambda: MODULE(X), 13, 9),
+    "hard mask": (lambda: khot.topk_mask(X, 5), 23, 11),
+    "module": (lambda: MODULE(X), 17, 11),
     "constructor of a design": (lambda: ConditionalPoisson(logits=X, k=5), 18, 8),
-    "density of a design": (lambda: ConditionalPoisson(logits=X, k=5).log_prob(VALUE), 50, 16),
+    "density of a design": (lambda: ConditionalPoisson(logits=X, k=5).log_prob(VALUE), 51, 17),
     "draw of a design": (lambda: DESIGN.sample(), 24, 11),
 }
 

@@ -86,7 +86,7 @@ def check_rows(x: Any, dim: Any, *, joint: bool = False) -> None:
     if joint and isinstance(dim, tuple):
         _check_axes(x, dim)
         return
-    if not is_int(dim):
+    if type(dim) is not int and not is_int(dim):
         raise TypeError(f"`dim` must be an int{' or a tuple of ints' if joint else ''}, but got {dim!r}")
     if not -x.dim() <= dim < x.dim():
         raise ValueError(
