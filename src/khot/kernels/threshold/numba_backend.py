@@ -140,8 +140,9 @@ def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
         items = _numbers(x, computed)
         y, n, numbers = np.empty(items.shape, real), items.shape[-1], np.array((k, scale), np.float64)
         rows = items.size // n
-        at = np.empty(rows), np.empty(rows)
-        results = y.ravel(), at, np.ones(rows, np.bool_)
+        at, left = (np.empty(rows), np.empty(rows)), np.empty(rows, np.bool_)
+        left.fill(True)  # a microsecond faster than np.ones
+        results = y.ravel(), at, left
         inputs = (items.ravel(), absolute), numbers[:1], numbers[1:]
         arguments = rows, items.size, n, *inputs, *results, law
         short = loops.short_mask if n <= SHORT and rows >= LANES else None
@@ -154,8 +155,10 @@ def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
         items = _numbers(x, computed)
         grad_x, n = np.empty(items.shape, real), items.shape[-1]
         rows = items.size // n
+        left = np.empty(rows, np.bool_)
+        left.fill(True)
         inputs = (items.ravel(), absolute), np.array((scale,), np.float64), at, _numbers(grad, computed).ravel()
-        results = (grad_x.ravel(), NOTHING, NOTHING), np.ones(rows, np.bool_)
+        results = (grad_x.ravel(), NOTHING, NOTHING), left
         arguments = rows, items.size, n, *inputs, *results, q
         short = loops.short_derivative if n <= SHORT and rows >= LANES else None
         if (short is None or over_rows(short, *arguments)) and over_rows(loops.gradient, *arguments):
