@@ -93,7 +93,7 @@ def _search_plainly(
     t, rest, found = start, torch.zeros_like(start), skipped
     settled = precision if rows.link.compact else TOLERANCE
     for _ in range(PLAIN_STEPS):
-        t = torch.where(found, t, t / (1 - rest / t) if rows.kind.grows else t + rest)
+        t = torch.where(found, t, t / (1 - (rest / t).clamp(max=0.75)) if rows.kind.grows else t + rest)
         step, there = plain_step(rows, span, t, precision)
         found, rest = there | skipped, rows.moved(t, step)
         if bool((found | (step.abs() <= settled)).all()):
