@@ -72,6 +72,7 @@ FOREIGN = {
     "_pop_saved_tensors_default_hooks": "torch._C",
     "_push_saved_tensors_default_hooks": "torch._C",
     "_current_graph_task_id": "torch._C: whether a backward pass is running, as torch's checkpoints ask for it",
+    "_getvalue": "numba: the value of an array that an intrinsic makes, as its guide to extensions reads it",
     "_execution_engine": "torch.autograd: what is to be done at the end of a backward pass has no public name",
     "_CachingTorchDispatchMode": "torch.utils.checkpoint: the mode of a selective checkpoint, which has no name",
     "_get_current_dispatch_mode_stack": "torch.utils._python_dispatch",
