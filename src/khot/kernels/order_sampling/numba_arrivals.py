@@ -19,6 +19,7 @@ Logistic noise has a faster method, :mod:`.numba_same_design`, which needs the c
 
 # mypy: disable-error-code="no-untyped-def"
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -70,7 +71,8 @@ class _Tilted(NamedTuple):
     rate: float  # the sum of the f
 
 
-def _tilted_of(noise):
+@functools.cache
+def tilted_of(noise):
     law = noise.law
 
     @summed
@@ -91,6 +93,27 @@ def _tilted_of(noise):
     return tilted
 
 
+@functools.cache
+def search_for_peak(tilted):
+    """The search for a time, between two others, at which about k units are expected to have arrived."""
+
+    @per_row
+    def find_peak(row, first, last):
+        n, peak = row.weight.shape[0], 0.5 * (first + last)
+        for _ in range(TRIALS):
+            at = tilted(row.weight, math.exp(peak), 1.0)
+            if _is_near(at, row.k):
+                break
+            first, last = (peak, last) if at.mean < row.k else (first, peak)
+            step = _excess(at, n, row.k) / (n * max(at.rate, TINY))
+            peak -= min(max(step, -FARTHEST), FARTHEST)
+            if not first < peak < last:
+                peak = 0.5 * (first + last)
+        return peak
+
+    return find_peak
+
+
 def range_by_chernoff(noise, bend_of):
     """The search for the range of the integral, which ends where Chernoff's bound of P(N = k) is e^-depth.
 
@@ -98,8 +121,8 @@ def range_by_chernoff(noise, bend_of):
     position of a unit that has even chances under these weights, for that changes little from one time to another.
     ``bend_of(tilted)`` makes a function of the row, the range and the peak that bounds the curvature.
     """
-    law, tilted = noise.law, _tilted_of(noise)
-    bend = bend_of(tilted)
+    law, tilted = noise.law, tilted_of(noise)
+    bend, find_peak = bend_of(tilted), search_for_peak(tilted)
 
     @per_row
     def bound(row, time, even):
@@ -135,18 +158,8 @@ def range_by_chernoff(noise, bend_of):
         return outside
 
     @per_row
-    def find_range(row, low, high, depth, points, values):
-        first, last, peak = low, high, 0.5 * (low + high)
-        for _ in range(TRIALS):
-            at = tilted(row.weight, math.exp(peak), 1.0)
-            if _is_near(at, row.k):
-                break
-            first, last = (peak, last) if at.mean < row.k else (first, peak)
-            n = row.weight.shape[0]
-            step = _excess(at, n, row.k) / (n * max(at.rate, TINY))
-            peak -= min(max(step, -FARTHEST), FARTHEST)
-            if not first < peak < last:
-                peak = 0.5 * (first + last)
+    def find_range(row, low, high, depth):
+        peak = find_peak(row, low, high)
         before = 0.3 + 0.9 * depth / row.k  # where k units of one position are too few
         low, high = end(row, peak, low, peak - before, depth), end(row, peak, high, peak + 1.0, depth)
         return low, high, bend(row, low, peak, high), peak

@@ -123,7 +123,6 @@ class Row(NamedTuple):
 
     weight: Array  # their positions as exponentials
     k: int
-    of_nodes: Array
 
 
 @per_row
@@ -144,7 +143,7 @@ def fill_range_of(find_range, nodes_of_row):
         low, high = lowest(theta), highest(theta)
         if high - low > WIDEST:
             return -1
-        n, middle, row = theta.shape[0], low + 0.5 * (high - low), Row(weight, k, room.of_nodes)
+        n, middle, row = theta.shape[0], low + 0.5 * (high - low), Row(weight, k)
         fill_weights(theta, middle, weight)
         total = inverse = 0.0
         for i in range(n):
@@ -153,7 +152,7 @@ def fill_range_of(find_range, nodes_of_row):
         deep = depth + 1.0  # one nat deeper than a probability needs: a gradient sums the tails of many units
         # Chernoff's bounds of P(N = k), as F <= x and 1 - F <= 1 / x
         begin, end = math.log(k / total) - 1.0 - deep / k, math.log(inverse / (n - k)) + 1.0 + deep / (n - k)
-        first, last, curvature, peak = find_range(row, begin, end, deep, room.node, room.width)
+        first, last, curvature, peak = find_range(row, begin, end, deep)
         when[0], when[1], when[2], when[3] = first - peak, last - peak, curvature, middle - peak
         fill_weights(theta, when[3], weight)
         return nodes_of_row(n, when[0], when[1], curvature, depth, room.node, room.width)

@@ -13,94 +13,69 @@ nodes, because short rows have many nodes. The last node has no weight: it is th
 
 # mypy: disable-error-code="no-untyped-def"
 
+import math
+
 import numpy as np
 
-from ..cpu.loops import inlined, inlined_sum, per_row
+from ..cpu.loops import inlined, inlined_sum, per_row, summed
 from ..cpu.maths import EXP, LOG
-from ..cpu.rows import dot, highest
-from .numba_arrivals import fill_fates_of, fill_fewer, rarer_fates, space_for, times_law, walk
+from ..cpu.rows import dot
+from .numba_arrivals import (
+    TRIALS,
+    fill_fates_of,
+    fill_fewer,
+    rarer_fates,
+    search_for_peak,
+    space_for,
+    tilted_of,
+    times_law,
+    walk,
+)
 from .numba_plane import plane_of
 from .numba_range import ROOM, fill_range_of, nodes_of, take_logarithm
 
 exp, log = EXP[np.float64], LOG[np.float64]
-GRID = 16  # points of one trial, whole registers of them
-TRIALS = 20  # each but the last at least halves the range
 SLACK = 2.0  # in addition to the depth, for the logarithm of a probability near 1
 
 
-@inlined
-def multiply(weight, up, product, values, each):
-    """Multiplies by 1 + x for all units, and takes the logarithm out of a product of about ``each`` of them."""
-    n, taken = weight.shape[0], 0
-    fours = n // 4 * 4 if each >= 4 else 0
-    for j in range(0, fours, 4):  # four at a time share reads and writes
-        a, b, c, d = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
-        for i in range(up.shape[0]):
-            x = up[i]
-            product[i] *= ((1.0 + a * x) * (1.0 + b * x)) * ((1.0 + c * x) * (1.0 + d * x))
-        if j + 8 > taken + each:
-            take_logarithm(product, values)
-            taken = j + 4
-    for j in range(fours, n):
-        if j + 1 > taken + each:
-            take_logarithm(product, values)
-            taken = j
-        for i in range(up.shape[0]):
-            product[i] *= 1.0 + weight[j] * up[i]
-    take_logarithm(product, values)
-
-
-@inlined
-def _log_chance(row, points, values):
-    """log P(N = k), up to a constant."""
-    count, farthest, largest = points.shape[0], 1.0, highest(row.weight)
-    up, product = row.of_nodes[0, :count], row.of_nodes[1, :count]
-    for i in range(count):
-        up[i], product[i], values[i] = exp(points[i]), 1.0, -row.k * points[i]
-        farthest = max(farthest, abs(points[i]))
-    multiply(row.weight, up, product, values, max(1, int(ROOM / (farthest + log(largest) + 1.0))))
-    for i in range(count):
-        values[i] *= -1.0
+@summed
+def _log_chance(row, time):
+    """log P(N = k), up to a constant, and its derivative in the time."""
+    value, slope, up = row.k * time, float(row.k), math.exp(time)
+    for i in range(row.weight.shape[0]):
+        x = row.weight[i] * up
+        value -= log(1.0 + x)
+        slope -= x / (1.0 + x)
+    return value, slope
 
 
 @per_row
-def _ends(values, points):
-    """Points beyond which a concave function is negative: a line through its outermost two values lies above it."""
-    first, last, step = 0, GRID - 1, points[1] - points[0]
-    while first < GRID - 2 and not values[first] >= 0:
-        first += 1
-    while last > first + 1 and not values[last] >= 0:
-        last -= 1
-    rise, fall = values[first + 1] - values[first], values[last - 1] - values[last]
-    before = max(values[first], 0.0) / rise if rise > values[first] else 1.0
-    after = max(values[last], 0.0) / fall if fall > values[last] else 1.0
-    return first, last, points[first] - before * step, points[last] + after * step
-
-
-@per_row
-def _find_range(row, low, high, depth, points, values):
-    """Where log P(N = k) is within the depth of its peak, minus its second derivative, and where the peak is."""
-    points, values, curvature, peak = points[:GRID], values[:GRID], 0.0, 0.0
+def _end(row, time, least):
+    """A time where log P(N = k) is less than this by at most 1, from one beyond: a tangent lies above it."""
+    value, slope = _log_chance(row, time)
     for _ in range(TRIALS):
-        width = high - low
-        step = width / GRID
-        for i in range(GRID):
-            points[i] = low + (i + 0.5) * step
-        _log_chance(row, points, values)
-        best = 0
-        for i in range(1, GRID):
-            best = i if values[i] > values[best] else best
-        peak, least = points[best], values[best] - depth
-        for i in range(GRID):
-            values[i] -= least
-        first, last, begin, end = _ends(values, points)
-        low, high, curvature = max(low, begin), min(high, end), 0.0
-        for i in range(max(first, 1), min(last, GRID - 2) + 1):
-            bend = (2 * values[i] - max(values[i - 1], -depth) - max(values[i + 1], -depth)) / (step * step)
-            curvature = max(curvature, bend)
-        if high - low > width / 2:
+        if least - value <= 1.0:
             break
-    return low, high, curvature, peak
+        time += (least - value) / slope
+        value, slope = _log_chance(row, time)
+    return time
+
+
+def _range_of(noise):
+    """The search for where log P(N = k) is within the depth of its peak."""
+    moments = tilted_of(noise)
+    find_peak = search_for_peak(moments)
+
+    @per_row
+    def find_range(row, low, high, depth):
+        peak, curvature = find_peak(row, low, high), 0.0
+        least = _log_chance(row, peak)[0] - depth
+        low, high = _end(row, low, least), _end(row, high, least)
+        for time in (0.5 * (low + peak), peak, 0.5 * (peak + high)):
+            curvature = max(curvature, moments(row.weight, math.exp(time), 1.0).variance)
+        return low, high, curvature, peak
+
+    return find_range
 
 
 @inlined
@@ -240,7 +215,7 @@ def of_rows_with_one_design(noise):
                 weight[i], given[i], change_of[i], vector[i], up, rate, chance, log_count, change
             )
 
-    return space_for, _find_range, inclusion, product
+    return space_for, _range_of(noise), inclusion, product
 
 
 def log_prob_with_one_design(noise):
@@ -250,7 +225,7 @@ def log_prob_with_one_design(noise):
     P(N = k) \sum_{j \in S} (1 - F_j) \, ds`. As in the formula for :math:`\pi`, a linear function of m, the indicator
     of S takes the place of m in that for the derivatives.
     """
-    fill_range = fill_range_of(_find_range, nodes_of(noise))
+    fill_range = fill_range_of(_range_of(noise), nodes_of(noise))
 
     @inlined
     def log_prob(theta, drawn, members, last, best, depth, with_slopes, slope, room):
