@@ -7,7 +7,7 @@ given B = k are
 
 where :math:`B_{-i}` counts the others. As :math:`B_{-i}` is nearly normal, the explicit map z = M(a) of
 :mod:`khot.laws.inverse_newton` nearly inverts this. The residual r, the distance of the log-odds of inclusion of M(a)
-from the target, is added to a, and Anderson's method combines the last two steps. It gains two digits or so with every
+from the target up to a constant, is added to a, and Anderson's method combines the last two steps. It gains two digits or so with every
 evaluation, however small the variance of B is, whereas Newton's method takes several products with the covariance.
 
 Everything builds on :mod:`.numba_table`. Rows that are not solved are left to other code.
@@ -29,7 +29,6 @@ FARTHEST = 575.0  # e^-575 is 1e-250, as in laws.inverse: log-odds beyond this a
 ACCEPTED = 1e-11  # as in laws.inverse_newton: an error that rounding may leave
 STEPS = 40  # 2 to 8 are usual
 MARGIN = 1e3  # factor by which a predicted error must be small enough
-BALANCE_STEPS, UNBALANCED = 10, 1e-10  # 1 or 2 steps are usual; a larger one after these is more than rounding
 
 _exp, _log = EXP[np.float64], LOG[np.float64]
 
@@ -79,36 +78,6 @@ def _place(block, number, log_odds, k, target, free, errors):
 
 
 @per_row
-def _balance(block, target, p, q, rounding, errors, numbers):
-    """Shifts the target so that the expected count is that of the row; a row that takes too long gets the error 1."""
-    n, excess, spread = target.shape[0] // LANES, numbers[0], numbers[1]
-    for _ in range(BALANCE_STEPS):
-        _chances(target, p, q)
-        few = many = variance = none = every(0.0)  # the first is a sum of small numbers, the second an integer
-        for i in range(n):
-            x, y, z = at(p, i), at(q, i), at(target, i)
-            few = few + if_positive(z, none - y, x)
-            many = many + if_positive(z, every(1.0), none)
-            variance = variance + x * y
-        for lane in range(LANES):
-            excess[lane] = block.low[lane]
-        put(excess, 0, few + (many - at(excess, 0)))
-        put(spread, 0, variance)
-        going = False
-        for lane in range(LANES):
-            is_off = errors[lane] == np.inf and abs(excess[lane]) > rounding * spread[lane]
-            excess[lane] = excess[lane] / spread[lane] if is_off else 0.0
-            going |= is_off
-        if not going:
-            return
-        for i in range(n):
-            put(target, i, at(target, i) - at(excess, 0))
-    for lane in range(LANES):
-        if abs(excess[lane]) > UNBALANCED:
-            errors[lane] = 1.0
-
-
-@per_row
 def _guess(aim, p, q, z):
     """Writes M(aim)."""
     n, spread = aim.shape[0] // LANES, every(0.0)
@@ -132,7 +101,10 @@ def _largest(x, free, result):
 
 @per_row
 def _evaluate(block, n, target, free, residual, weight, largest, mean):
-    """Writes the residuals and the variances of units, and for each row the largest residual and the weighted mean."""
+    """Writes residuals and variances of units, and for each row the largest residual and the weighted mean.
+
+    The mean, a constant by which the target may be off, is subtracted from the residuals.
+    """
     climb(block, n)
     weigh_sizes(block, n)
     descend(block, n)
@@ -146,16 +118,18 @@ def _evaluate(block, n, target, free, residual, weight, largest, mean):
         put(weight, i, variance)
         total = total + variance
         lack = lack + variance * at(residual, i)
-    _largest(residual, free, largest)
     put(mean, 0, lack / total)
+    for i in range(n):
+        put(residual, i, if_positive(at(free, i), at(residual, i) - at(mean, 0), every(0.0)))
+    _largest(residual, free, largest)
 
 
 @per_row
-def _combine(residual, mean, weight, free, aim, last_residual, last_aim, move, going, is_first):
+def _combine(residual, weight, free, aim, last_residual, last_aim, move, going, is_first):
     """Moves the aim by a step of Anderson's method: by the residual, corrected by the last move."""
     n, of_both, of_change = aim.shape[0] // LANES, every(0.0), every(0.0)
     for i in range(n):
-        lack = at(residual, i) - at(mean, 0)
+        lack = at(residual, i)
         there = at(aim, i) + lack
         change = lack - at(last_residual, i)
         put(move, i, there - at(last_aim, i))
@@ -197,13 +171,13 @@ def _solve(block, n, goal, units, numbers, errors):
         _evaluate(block, n, target, free, residual, weight, largest, mean)
         for lane in range(LANES):
             error = largest[lane] / (1 + size[lane])
-            if going[lane] > 0 and (error <= goal or (last[lane] <= ACCEPTED and not error < last[lane])):
-                errors[lane], going[lane] = error, -1.0  # the latter is where rounding ends the progress
-            elif going[lane] > 0 and (not error < np.inf or mean[lane] != mean[lane]):
+            if going[lane] > 0 and (not error < np.inf or mean[lane] != mean[lane]):
                 errors[lane], going[lane] = 1.0, -1.0
+            elif going[lane] > 0 and (error <= goal or (last[lane] <= ACCEPTED and not error < last[lane])):
+                errors[lane], going[lane] = error, -1.0  # the latter is where rounding ends the progress
         if not _any_is_going(going):
             return
-        _combine(residual, mean, weight, free, aim, units[7], units[8], units[9], going, step == 0)
+        _combine(residual, weight, free, aim, units[7], units[8], units[9], going, step == 0)
         for lane in range(LANES):
             error = largest[lane] / (1 + size[lane])
             if going[lane] > 0 and step > 0 and error * error / last[lane] * MARGIN <= goal:
@@ -219,7 +193,6 @@ def _inverse_blocks(begin, end, log_odds, k, goal, logits, tilts, results):
     target, free = units[0], units[1]
     for number in range(begin, end):
         _place(block, number, log_odds, k, target, free, errors)
-        _balance(block, target, units[2], units[3], max(2.3e-16, 1e-3 * goal), errors, numbers)
         _solve(block, n, goal, units, numbers, errors)
         for lane in range(lanes_of(number, rows)):
             r, total, count = number * LANES + lane, 0.0, 0.0
