@@ -224,7 +224,8 @@ def bernoulli_count_draw(
     """The draws of each row have their own random numbers. Rows that have no law get no ones."""
     *batch, n = logits.shape
     rows = logits.reshape(-1, n).contiguous(), low.reshape(-1).contiguous(), high.reshape(-1).contiguous()
-    out, names = logits.new_empty((draws, len(rows[1]), n), dtype=torch.bool), torch.arange(len(rows[1]), device=logits.device)
+    out = logits.new_empty((draws, len(rows[1]), n), dtype=torch.bool)
+    names = torch.arange(len(rows[1]), device=logits.device)
     left = (rows[1] < rows[2]) | (n * rows[2].minimum(n - rows[1]) <= TABLE_OF_DRAWS)
     ways: Sequence[tuple[Callable[..., Any], Tensor]] = ((_draw_by_halves, ~left), (_draw_by_table, left))
     for draw, some in ways:

@@ -7,8 +7,9 @@ given B = k are
 
 where :math:`B_{-i}` counts the others. As :math:`B_{-i}` is nearly normal, the explicit map z = M(a) of
 :mod:`khot.laws.inverse_newton` nearly inverts this. The residual r, the distance of the log-odds of inclusion of M(a)
-from the target up to a constant, is added to a, and Anderson's method combines the last two steps. It gains two digits or so with every
-evaluation, however small the variance of B is, whereas Newton's method takes several products with the covariance.
+from the target up to a constant, is added to a, and Anderson's method combines the last two steps. It gains two digits
+or so with every evaluation, however small the variance of B is, whereas Newton's method takes several products with the
+covariance.
 
 Everything builds on :mod:`.numba_table`. Rows that are not solved are left to other code.
 """
