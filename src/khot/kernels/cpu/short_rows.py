@@ -13,32 +13,21 @@ from .lanes import SINGLE_LANES, address
 from .loops import by_lanes
 
 LANES = SINGLE_LANES
-FEW = 4  # items that are moved at once: those of four rows are transposed as a matrix
+FEW = 4  # items of a row that are moved at once
 
 _index = ir.IntType(32)
-_first, _second, _low, _high = (
-    [FEW * group + place for group in range(LANES // FEW) for place in places]
-    for places in ((0, LANES, 1, LANES + 1), (2, LANES + 2, 3, LANES + 3), (0, 1, LANES, LANES + 1),
-                   (2, 3, LANES + 2, LANES + 3))
-)  # fmt: skip
 
 
-def _shuffled(builder, a, b, places):
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_index, len(places)), places))
-
-
-def _transposed(builder, v):
-    """Four vectors, of which every matrix of four numbers of each of them is transposed."""
-    a, b = _shuffled(builder, v[0], v[1], _first), _shuffled(builder, v[0], v[1], _second)
-    c, d = _shuffled(builder, v[2], v[3], _first), _shuffled(builder, v[2], v[3], _second)
-    pairs = ((a, c, _low), (a, c, _high), (b, d, _low), (b, d, _high))
-    return [_shuffled(builder, x, y, places) for x, y, places in pairs]
+def _picked(builder, x, places):
+    """A vector of the numbers of x at these places."""
+    return builder.shuffle_vector(x, x, ir.Constant(ir.VectorType(_index, len(places)), list(places)))
 
 
 def _joined(builder, parts):
     while len(parts) > 1:
         both = list(range(2 * parts[0].type.count))
-        parts = [_shuffled(builder, a, b, both) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        pattern = ir.Constant(ir.VectorType(_index, len(both)), both)
+        parts = [builder.shuffle_vector(a, b, pattern) for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
 
 
@@ -61,10 +50,9 @@ def _moves(context, builder, given, x, first, last, j, block):
 def _gather(context, x, first, last, j, block):
     def generate(context, builder, given, args):
         rows, vectors = _moves(context, builder, given, *args)
-        parts = [builder.load(row, align=4) for row in rows]
-        found = _transposed(builder, [_joined(builder, parts[c::FEW]) for c in range(FEW)])
-        for value, place in zip(found, vectors, strict=True):
-            builder.store(value, place, align=4)
+        found = _joined(builder, [builder.load(row, align=4) for row in rows])
+        for c, place in enumerate(vectors):
+            builder.store(_picked(builder, found, range(c, FEW * LANES, FEW)), place, align=4)
         return context.get_dummy_value()
 
     return types.none(x, types.int64, types.int64, types.int64, block), generate
@@ -74,11 +62,9 @@ def _gather(context, x, first, last, j, block):
 def _scatter(context, x, first, last, j, block):
     def generate(context, builder, given, args):
         rows, vectors = _moves(context, builder, given, *args)
-        found = _transposed(builder, [builder.load(place, align=4) for place in vectors])
-        for i in range(LANES):
-            start = i // FEW * FEW
-            part = _shuffled(builder, found[i % FEW], found[i % FEW], list(range(start, start + FEW)))
-            builder.store(part, rows[i], align=4)
+        found = _joined(builder, [builder.load(place, align=4) for place in vectors])
+        for i, row in enumerate(rows):
+            builder.store(_picked(builder, found, range(i, FEW * LANES, LANES)), row, align=4)
         return context.get_dummy_value()
 
     return types.none(x, types.int64, types.int64, types.int64, block), generate
