@@ -36,7 +36,6 @@ MOST_ANGLES = 128
 TRIALS = 60  # most steps of a search, which takes 3 to 12
 LONGEST, FARTHEST = 2.0, 8.0  # longest steps of positions and times
 ACCURACY, RESOLUTION = 1e-3, 1e-20  # of a position, and rounding of a squared mean
-NEAR = 4  # times on each side of the peak at which the curvature is computed
 SLACK = 3.0  # in addition to the depth, for P(N = k) itself
 TINY = 1e-300
 
@@ -114,12 +113,11 @@ def search_for_peak(tilted):
     return find_peak
 
 
-def range_by_chernoff(noise, bend_of):
+def range_by_chernoff(noise):
     """The search for the range of the integral, which ends where Chernoff's bound of P(N = k) is e^-depth.
 
     The bound is :math:`z^{-k} E z^N` for any z > 0, and least if the mean of the weighted law is k. A z is given by the
     position of a unit that has even chances under these weights, for that changes little from one time to another.
-    ``bend_of(tilted)`` makes a function of the row, the range and the peak that bounds the curvature.
     """
     law, tilted = noise.law, tilted_of(noise)
     bend, find_peak = bend_of(tilted), search_for_peak(tilted)
@@ -167,14 +165,15 @@ def range_by_chernoff(noise, bend_of):
     return find_range
 
 
-def bend_at_nodes(tilted):
-    """The curvature of normal densities with the moments of N at some times."""
+@functools.cache
+def bend_of(tilted):
+    """The curvature of normal densities with the moments of N, at the peak and half-way to the ends."""
 
-    @inlined
+    @per_row
     def bend(row, low, peak, high):
         curvature = 0.0
-        for i in range(-NEAR, NEAR + 1):
-            at = tilted(row.weight, math.exp(peak + (high - peak if i > 0 else peak - low) * (0.5 * i / NEAR)), 1.0)
+        for time in (0.5 * (low + peak), peak, 0.5 * (peak + high)):
+            at = tilted(row.weight, math.exp(time), 1.0)
             curvature = max(curvature, at.rate * at.rate / max(at.variance, TINY))
         return curvature
 
@@ -353,4 +352,4 @@ def of_rows_by_nodes(noise):
             mean, variance = fill_fates(weight, exp(space.node[node]), space.came, space.missing, space.rate)
             _add_product(space, k, mean, variance, space.width[node], depth, vector, result)
 
-    return space_for, range_by_chernoff(noise, bend_at_nodes), inclusion, product
+    return space_for, range_by_chernoff(noise), inclusion, product

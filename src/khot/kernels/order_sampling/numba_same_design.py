@@ -22,6 +22,7 @@ from ..cpu.maths import EXP, LOG
 from ..cpu.rows import dot
 from .numba_arrivals import (
     TRIALS,
+    bend_of,
     fill_fates_of,
     fill_fewer,
     rarer_fates,
@@ -63,17 +64,15 @@ def _end(row, time, least):
 
 def _range_of(noise):
     """The search for where log P(N = k) is within the depth of its peak."""
-    moments = tilted_of(noise)
-    find_peak = search_for_peak(moments)
+    tilted = tilted_of(noise)
+    find_peak, bend = search_for_peak(tilted), bend_of(tilted)
 
     @per_row
     def find_range(row, low, high, depth):
-        peak, curvature = find_peak(row, low, high), 0.0
+        peak = find_peak(row, low, high)
         least = _log_chance(row, peak)[0] - depth
         low, high = _end(row, low, least), _end(row, high, least)
-        for time in (0.5 * (low + peak), peak, 0.5 * (peak + high)):
-            curvature = max(curvature, moments(row.weight, math.exp(time), 1.0).variance)
-        return low, high, curvature, peak
+        return low, high, bend(row, low, peak, high), peak
 
     return find_range
 

@@ -19,7 +19,6 @@ The lanes of vectors are nodes of the quadrature. All terms of the probabilities
 
 # mypy: disable-error-code="no-untyped-def, call-arg"
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -165,15 +164,6 @@ def _add_product(zero, one, n, last, nodes_width, vector, units, table):
         put(units, SUM * n + i, at(units, SUM * n + i) + (g * of_ones - of_vector) * (f * nodes_width))
 
 
-def _bend_of(tilted):
-    @inlined
-    def bend(row, low, peak, high):
-        r"""A bound of :math:`\sum_i f_i^2 / F_i (1 - F_i)`, whose terms are at most F_i, and at most 0.65."""
-        return min(row.k + 3.0 * math.sqrt(row.k), 0.65 * row.weight.shape[0])
-
-    return bend
-
-
 def of_short_rows(noise):
     """As :func:`.of_rows_by_nodes`."""
     law = noise.law
@@ -227,4 +217,4 @@ def of_short_rows(noise):
             _add_product(zero, one, n, min(k, n - k) - 1, at(room.width, block), vector, units, room.table)
         finish(units, result)
 
-    return tables_for, range_by_chernoff(noise, _bend_of), inclusion, product
+    return tables_for, range_by_chernoff(noise), inclusion, product
