@@ -12,32 +12,27 @@ Probabilities of N with some units left out are sums over its characteristic fun
 
 The means are exact except for counts that differ from k by M or more, and points of large angle are negligible:
 :math:`|\prod \varphi_i| \le \exp(-2 v \sin^2(\text{angle} / 2))` with v the variance of N. The k-th unit arrives while
-about k are expected to have arrived. The integrals end where Chernoff's bound of P(N = k) is e^-depth.
+about k are expected to have arrived. The integrals end where Chernoff's bound of P(N = k) is e^-depth, see
+:mod:`.numba_range`.
 
 Logistic noise has a faster method, :mod:`.numba_same_design`, which needs the characteristic function only once.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
-import functools
 import math
 from typing import NamedTuple
 
 import numpy as np
 
-from ..cpu.loops import inlined, inlined_sum, per_row, summed
-from ..cpu.maths import EXP, LOG
+from ..cpu.loops import inlined, inlined_sum
+from ..cpu.maths import EXP
 from .numba_plane import multiply, plane_of, turn
-from .numba_range import BLOCK, MOST_NODES, ROOM, Array
+from .numba_range import BLOCK, MOST_NODES, TINY, Array, range_by_chernoff
 
 exp = EXP[np.float64]
-log = LOG[np.float64]
 MOST_ANGLES = 128
-TRIALS = 60  # most steps of a search, which takes 3 to 12
-LONGEST, FARTHEST = 2.0, 8.0  # longest steps of positions and times
-ACCURACY, RESOLUTION = 1e-3, 1e-20  # of a position, and rounding of a squared mean
 SLACK = 3.0  # in addition to the depth, for P(N = k) itself
-TINY = 1e-300
 
 
 class Space(NamedTuple):
@@ -57,139 +52,6 @@ class Space(NamedTuple):
 def space_for(n, k, has_vector):
     units, nodes = np.empty((4, n)), np.empty((8, MOST_NODES))
     return Space(units[0], units[1], units[2], units[3], nodes[6], nodes[7], nodes[:6], np.empty((8, MOST_ANGLES)))
-
-
-class _Tilted(NamedTuple):
-    """Sums over the units at a time, for the law of N weighted by z^N."""
-
-    mean: float
-    rest: float  # the mean of n - N
-    variance: float
-    log_sum: float  # log E z^N
-    slope: float  # its derivative in the time
-    rate: float  # the sum of the f
-
-
-@functools.cache
-def tilted_of(noise):
-    law = noise.law
-
-    @summed
-    def tilted(weight, up, z):
-        mean = rest = variance = log_sum = slope = rate = 0.0
-        for i in range(weight.shape[0]):
-            at = law(weight[i] * up)
-            both = at.missing + at.came * z
-            came, missing = at.came * z / both, at.missing / both
-            mean += came
-            rest += missing
-            variance += came * missing
-            log_sum += log(both)
-            slope += at.rate * (z - 1.0) / both
-            rate += at.rate
-        return _Tilted(mean, rest, variance, log_sum, slope, rate)
-
-    return tilted
-
-
-@functools.cache
-def search_for_peak(tilted):
-    """The search for a time, between two others, at which about k units are expected to have arrived."""
-
-    @per_row
-    def find_peak(row, first, last):
-        n, peak = row.weight.shape[0], 0.5 * (first + last)
-        for _ in range(TRIALS):
-            at = tilted(row.weight, math.exp(peak), 1.0)
-            if _is_near(at, row.k):
-                break
-            first, last = (peak, last) if at.mean < row.k else (first, peak)
-            step = _excess(at, n, row.k) / (n * max(at.rate, TINY))
-            peak -= min(max(step, -FARTHEST), FARTHEST)
-            if not first < peak < last:
-                peak = 0.5 * (first + last)
-        return peak
-
-    return find_peak
-
-
-def range_by_chernoff(noise):
-    """The search for the range of the integral, which ends where Chernoff's bound of P(N = k) is e^-depth.
-
-    The bound is :math:`z^{-k} E z^N` for any z > 0, and least if the mean of the weighted law is k. A z is given by the
-    position of a unit that has even chances under these weights, for that changes little from one time to another.
-    """
-    law, tilted = noise.law, tilted_of(noise)
-    bend, find_peak = bend_of(tilted), search_for_peak(tilted)
-
-    @per_row
-    def bound(row, time, even):
-        """The logarithm of the bound, its derivative in the time, and the position of a unit with even chances."""
-        n, k, lowest, highest = row.weight.shape[0], row.k, -ROOM - time, math.log(ROOM) - time
-        even = min(max(even, lowest), highest)
-        for _ in range(TRIALS):
-            unit = law(math.exp(time + even))
-            z = unit.missing / unit.came
-            at = tilted(row.weight, math.exp(time), z)
-            if _is_near(at, k) or highest - lowest < ACCURACY:
-                break
-            lowest, highest = (even, highest) if at.mean > k else (lowest, even)
-            step = _excess(at, n, k) / (n * at.variance) * (unit.came * unit.missing / unit.rate)
-            even += min(max(step, -LONGEST), LONGEST)
-            if not lowest < even < highest:
-                even = 0.5 * (lowest + highest)
-        return at.log_sum - k * math.log(z), at.slope, even
-
-    @per_row
-    def end(row, inside, outside, time, depth):
-        """The time between two others, starting from a third, where the bound is less than e^-depth by a factor e."""
-        even, is_last = -inside, outside > inside
-        for _ in range(TRIALS):
-            value, slope, even = bound(row, time, even)
-            inside, outside = (time, outside) if value > -depth else (inside, time)
-            if 0 <= -depth - value < 1:
-                break
-            step = (-depth - 0.5 - value) / slope
-            time += math.log(max(1.0 + step, 0.1)) if is_last else step  # in the end, the bound is linear in e^time
-            if not (inside - time) * (time - outside) > 0:
-                time = 0.5 * (inside + outside)
-        return outside
-
-    @per_row
-    def find_range(row, low, high, depth):
-        peak = find_peak(row, low, high)
-        before = 0.3 + 0.9 * depth / row.k  # where k units of one position are too few
-        low, high = end(row, peak, low, peak - before, depth), end(row, peak, high, peak + 1.0, depth)
-        return low, high, bend(row, low, peak, high), peak
-
-    return find_range
-
-
-@functools.cache
-def bend_of(tilted):
-    """The curvature of normal densities with the moments of N, at the peak and half-way to the ends."""
-
-    @per_row
-    def bend(row, low, peak, high):
-        curvature = 0.0
-        for time in (0.5 * (low + peak), peak, 0.5 * (peak + high)):
-            at = tilted(row.weight, math.exp(time), 1.0)
-            curvature = max(curvature, at.rate * at.rate / max(at.variance, TINY))
-        return curvature
-
-    return bend
-
-
-@inlined
-def _excess(at, n, k):
-    """Newton's step for the logarithm of mean / rest, which is nearly linear in log-odds, times a derivative."""
-    return (math.log(at.mean / k + TINY) - math.log(at.rest / (n - k) + TINY)) * at.mean * at.rest
-
-
-@inlined
-def _is_near(at, k):
-    """Whether a mean is so near k that the bound is off by less than 0.05, and the peak by 0.3 deviations."""
-    return (at.mean - k) ** 2 <= 0.1 * at.variance + RESOLUTION
 
 
 @inlined

@@ -20,20 +20,18 @@ import numpy as np
 from ..cpu.loops import inlined, inlined_sum, per_row, summed
 from ..cpu.maths import EXP, LOG
 from ..cpu.rows import dot
-from .numba_arrivals import (
+from .numba_arrivals import fill_fates_of, fill_fewer, rarer_fates, space_for, times_law, walk
+from .numba_plane import plane_of
+from .numba_range import (
+    ROOM,
     TRIALS,
     bend_of,
-    fill_fates_of,
-    fill_fewer,
-    rarer_fates,
+    fill_range_of,
+    nodes_of,
     search_for_peak,
-    space_for,
+    take_logarithm,
     tilted_of,
-    times_law,
-    walk,
 )
-from .numba_plane import plane_of
-from .numba_range import ROOM, fill_range_of, nodes_of, take_logarithm
 
 exp, log = EXP[np.float64], LOG[np.float64]
 SLACK = 2.0  # in addition to the depth, for the logarithm of a probability near 1

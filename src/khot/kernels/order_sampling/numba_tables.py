@@ -26,8 +26,7 @@ import numpy as np
 from ..cpu.lanes import LANES, at, every, put
 from ..cpu.loops import by_lanes, inlined, per_row
 from ..cpu.maths import EXP
-from .numba_arrivals import range_by_chernoff
-from .numba_range import MOST_NODES, Array
+from .numba_range import MOST_NODES, Array, range_by_chernoff
 
 exp = EXP[np.float64]
 
