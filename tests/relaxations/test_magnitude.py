@@ -89,6 +89,12 @@ def test_limits_and_order(p):
     assert (sparse_topk_magnitude(x, 0, 0.8, p) == 0).all()
 
 
+def test_thresholds_smaller_than_all_doubles_leave_zeros():
+    x = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)
+    for strength in (10**33.5, 1e40, 1e200):
+        assert sparse_topk_magnitude(x, 1, strength, p=1.1).abs().max() < 1e-300
+
+
 @for_each("p", [2.0, 4 / 3])
 def test_zeros_are_masked(p):
     x = torch.tensor([0.7, 0.0, -2.0, 0.0, 1.1], dtype=torch.float64, requires_grad=True)

@@ -63,7 +63,7 @@ def solve(rows: Rows, span: Span, dtype: torch.dtype) -> Threshold:
             if len(hard):
                 some = rows.take(hard)
                 ends = _bracket(some, span.lowest[hard], span.highest[hard], share[hard])
-                again, done[hard] = _search(some, t[hard], *ends, steps, dtype)
+                again, done[hard] = _search(some, at.anchor[hard], *ends, steps, dtype)
                 at.anchor[hard], at.offset[hard] = again.anchor, again.offset
     at = _at_the_ends(rows, span, at, none, everything)
     return Threshold(at.anchor, at.offset.masked_fill(wrong, torch.nan))
@@ -215,6 +215,8 @@ def _search_offset(rows: Rows, root: Root, width: Tensor, dtype: torch.dtype) ->
         found = guarded_newton(at_offset, _inside((t - anchor) / scale, low, high), (low, high), (one, -one), nothing)
         offset = found.t + found.rest
         t = anchor + offset * scale
+        if rows.kind.grows:
+            t = t.clamp(min=TINY)  # a smaller one may round to a negative number, at which there is no scale
     nearer = _rounded(t, dtype)
     rest = offset + (0.5 * anchor - 0.5 * nearer) * (2 / scale)
     better = (rest.abs() < offset.abs()) & (not rows.kind.grows)
