@@ -13,7 +13,6 @@ from ..cpu.loops import array_of, over_rows
 from ..cpu.short_rows import LANES
 from ..exact.rows import compute_dtype, row_range
 from ..links.base import Link
-from ..links.base_numba import Compiled
 from . import exact
 from .contents import check_contents
 from .kinds import KINDS, Kind, Recipe, Solved
@@ -57,7 +56,8 @@ def _solve(
     results = array_of(y), (array_of(anchor), array_of(offset)), array_of(left)
     loops = _loops(found, items, kind)
     arguments = rows, rows * n, n, *inputs, *results, found.numbers
-    if _leave_rows(loops.short_mask, loops.mask, *arguments):
+    short = loops.short_mask if n <= SHORT and rows >= LANES else None
+    if (short is None or over_rows(short, *arguments)) and over_rows(loops.mask, *arguments):
         if check:  # checks all rows, because errors contain row numbers
             check_contents(items, k, scale, softness, KINDS[kind], row_range(KINDS[kind].scores(items)))
         some = items[left], k[left], scale[left], link, q, kind, softness, False
@@ -89,7 +89,8 @@ def mask_derivative(
     results = array_of(grad_x), array_of(grad_k), array_of(grad_scale) if with_scale else NOTHING
     loops = _loops(found, items, kind)
     arguments = rows, rows * n, n, *inputs, results, array_of(left), float(found.q)
-    if _leave_rows(loops.short_derivative, loops.derivative, *arguments):
+    short = loops.short_derivative if n <= SHORT and rows >= LANES else None
+    if (short is None or over_rows(short, *arguments)) and over_rows(loops.derivative, *arguments):
         some = items[left], scale[left], anchor[left], offset[left], cotangents[left]
         grad_x[left], grad_k[left], grad_scale[left] = exact.mask_derivative(*some, link, q, kind, with_scale)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
@@ -112,13 +113,6 @@ def threshold_derivative(
             items[left], rest[0], rest[1], rest[2], rest[3], link, q, kind
         )
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
-
-
-def _leave_rows(short: Compiled, loop: Compiled, rows: int, items: int, n: int, *arguments: Any) -> int:
-    """Runs the loop of short rows, if it takes them, and the other one over what remains; how many these leave."""
-    if short is not None and n <= SHORT and rows >= LANES and not over_rows(short, rows, items, n, *arguments):
-        return 0
-    return over_rows(loop, rows, items, n, *arguments)
 
 
 def _loops(link: Link, x: Tensor, kind: str) -> Loops:
@@ -151,7 +145,8 @@ def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
         results = y.ravel(), at, left
         inputs = (items.ravel(), absolute), numbers[:1], numbers[1:]
         arguments = rows, items.size, n, *inputs, *results, law
-        if _leave_rows(loops.short_mask, loops.mask, *arguments):
+        short = loops.short_mask if n <= SHORT and rows >= LANES else None
+        if (short is None or over_rows(short, *arguments)) and over_rows(loops.mask, *arguments):
             return None
         found = torch.from_numpy(y)
         return (found if computed is dtype else found.to(dtype)), at
@@ -165,7 +160,8 @@ def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
         inputs = (items.ravel(), absolute), np.array((scale,), np.float64), at, _numbers(grad, computed).ravel()
         results = (grad_x.ravel(), NOTHING, NOTHING), left
         arguments = rows, items.size, n, *inputs, *results, q
-        if _leave_rows(loops.short_derivative, loops.gradient, *arguments):
+        short = loops.short_derivative if n <= SHORT and rows >= LANES else None
+        if (short is None or over_rows(short, *arguments)) and over_rows(loops.gradient, *arguments):
             return None
         found = torch.from_numpy(grad_x)
         return found if computed is dtype else found.to(dtype)
