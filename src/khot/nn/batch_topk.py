@@ -75,7 +75,10 @@ class BatchTopK(CountsIdleUnits):
         cap: Largest number of entries of a row, an int of at least ``k``; None for no limit.
 
     Attributes:
-        threshold: What entries must exceed in evaluation, a float32 buffer; None without running statistics.
+        k: Mean number of entries kept per row. It may be assigned at any time.
+        threshold: What entries must exceed in evaluation, a float32 buffer; None without running statistics. It may be
+            assigned at any time.
+        cap: Largest number of entries of a row, or None.
 
     Raises:
         RuntimeError: If it is trained inside a transform of ``torch.func`` but has a threshold from outside.

@@ -33,6 +33,9 @@ class JumpReLU(Module):
         bandwidth: Width of the interval whose entries contribute to the gradient of the threshold.
         through_input: Whether the negative of the pseudo-derivative is added to the gradient in x.
 
+    Attributes:
+        threshold: A parameter or a buffer. A number or a tensor of its shape may be assigned at any time.
+
     References:
         [1] Rajamanoharan et al. (2024), "Jumping ahead: improving reconstruction fidelity with JumpReLU sparse
             autoencoders", arXiv:2407.14435.

@@ -35,6 +35,9 @@ class KHotGate(Module):
         estimator: The estimator that gives draws a gradient, called with the design, such as :class:`~khot.ReinMax`;
             its ``rsample`` is used.
 
+    Attributes:
+        k: Number of inputs to let through, or None if it is learned. It may be assigned at any time.
+
     Example:
         >>> gate = KHotGate(4, 2)
         >>> int(gate(torch.ones(4)).sum())

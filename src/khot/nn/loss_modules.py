@@ -25,6 +25,10 @@ class FenchelYoungTopKLoss(Module):
 
     The constructor takes the other arguments of the function.
 
+    Attributes:
+        k: Number of labels, a number or a tensor. It may be assigned at any time.
+        strength: Strength of the regulariser, a number, a tensor or a parameter.
+
     Example:
         >>> FenchelYoungTopKLoss(2)(torch.tensor([2.0, 0.5, 0.0]), torch.tensor([1.0, 0.0, 1.0]))
         tensor(0.5625)
@@ -98,6 +102,10 @@ class TopKMetricLoss(Module):
     """:func:`topk_metric_loss` as a module, called with ``(x, relevance)``; a ``Parameter`` as softness is learned.
 
     The constructor takes the other arguments of the function.
+
+    Attributes:
+        k: Number of positions that the metric looks at, an int.
+        softness: Softness of the masks, a number, a tensor or a parameter. It may be assigned at any time.
 
     Example:
         >>> TopKMetricLoss(2, metric="recall", softness=0.01)(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0, 1, 1]))

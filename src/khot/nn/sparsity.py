@@ -283,6 +283,10 @@ class MagnitudeSparsity(Pattern):
         p: Exponent of the regulariser, ``1 < p <= 2``.
         dim: Axis or axes along which the weights compete; by default all.
 
+    Attributes:
+        density: Share of the weights to keep. It may be assigned at any time.
+        strength: Strength of the regulariser, or None. It may be assigned at any time.
+
     References:
         [1] Sander et al. (2023), "Fast, differentiable and sparse top-k: a convex analysis perspective", section 5.1.
 

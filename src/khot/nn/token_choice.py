@@ -81,6 +81,8 @@ class TokenChoice(Masking):
             gives the buffers their length.
 
     Attributes:
+        k: Number of experts per token. It may be assigned at any time.
+        capacity: Largest number of tokens per expert, or None. It may be assigned at any time.
         bias: A float32 buffer ``(experts,)``, 0 at first, or None.
         load: Number of choices of each expert since the last update, a float32 buffer that is not saved, or None.
 

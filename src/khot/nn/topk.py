@@ -55,6 +55,9 @@ class TopKMask(CountsIdleUnits):
         group: Processes that share the counts, ``torch.distributed.group.WORLD`` for all: a unit that any of them keeps
             is not idle. All must call the module equally often. Copies and pickles have no group.
 
+    Attributes:
+        k: Number of entries. It may be assigned at any time.
+
     Raises:
         ValueError: When it is called, if a row has fewer than ``k`` entries above ``-inf``.
 
@@ -133,8 +136,22 @@ class TopK(TopKMask):
 
     Ties go to the earlier entries, on every device. Gradients reach the entries that are kept and, with a softness, the
     others as well, through the mask. An entry of ``-inf`` is never kept and gives 0. :meth:`select` returns only the k
-    entries and their indices. Arguments, attributes and errors are those of :class:`TopKMask`; ``by="magnitude"`` keeps
-    the signs.
+    entries and their indices. Errors are those of :class:`TopKMask`.
+
+    Args:
+        k: Number of entries; for a relaxed mask the sum, which need not be an integer.
+        softness: Third argument of the relaxation; None for the hard mask.
+        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
+        dim: Axis of the ground set, or axes that together form one ground set.
+        straight_through: Whether a hard mask gets the gradient of the relaxed one.
+        learn_softness: Whether the softness is a parameter, ``exp(log_softness)``, that starts at ``softness``.
+        by: "value" for the largest entries, "magnitude" for the entries of largest absolute value, with their signs.
+        n: Number of units, for :meth:`auxiliary_loss`.
+        dead_after: Number of rows without being kept after which a unit is dead.
+        group: Processes that share the counts.
+
+    Attributes:
+        k: Number of entries. It may be assigned at any time.
 
     References:
         [1] Makhzani, Frey (2014), "k-sparse autoencoders", arXiv:1312.5663.
@@ -203,6 +220,9 @@ class GatherTopK(Masking):
         k: Number of tokens. It may be assigned at any time.
         softness, relaxation, learn_softness: See :class:`TopKMask`; without a softness the scores get no gradient.
         rest: Whether to append the mean of the other tokens.
+
+    Attributes:
+        k: Number of tokens. It may be assigned at any time.
 
     Raises:
         ValueError: When it is called, if a row has fewer than ``k`` scores above ``-inf``.
