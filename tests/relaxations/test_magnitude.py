@@ -89,6 +89,15 @@ def test_limits_and_order(p):
     assert (sparse_topk_magnitude(x, 0, 0.8, p) == 0).all()
 
 
+def test_derivatives_next_to_the_hard_map_keep_their_digits():
+    """Of m equal entries that share k: each is x z / (1 + strength z) with z = k / m."""
+    for jacobian, x, z in ((jacrev, [2.0, 1.0], 0.5), (jacfwd, [2.0, 1.0], 0.5), (jacrev, [2.0, 2.0], 0.75)):
+        k, entries = z * x.count(2.0), torch.tensor(x, dtype=torch.float64)
+        for strength in (1e-3, 1e-12):
+            slope = jacobian(lambda x, k=k, s=strength: sparse_topk_magnitude(x, k, s).sum())(entries)
+            assert (slope[entries == 2] - z / (1 + strength * z)).abs().max() < 1e-14
+
+
 def test_thresholds_smaller_than_all_doubles_leave_zeros():
     x = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)
     for strength in (10**33.5, 1e40, 1e200):

@@ -18,7 +18,7 @@ holds the threshold. The derivatives cannot be computed from y: 1 - y has lost i
 certain.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -271,6 +271,23 @@ def balanced(values: Tensor, share: Tensor, norm: Tensor) -> Tensor:
     return values.scatter(-1, top, torch.where(large, -others, values.gather(-1, top)))
 
 
+def _minus_pull(items: Items, norm: Tensor, v: Tensor) -> Tensor:
+    """f (v - sum f v / W) for magnitudes in whole rows.
+
+    W is the sum F of the slopes and that of the powers. If the mask is nearly hard, F is almost W, and v and the mean m
+    of v with the weights f may agree in all digits: f (v - m) + f m (W - F) / W keeps them.
+    """
+    f, powers = items.slope, cast(Tensor, items.powers).sum(-1, keepdim=True)
+    total = f.sum(-1, keepdim=True)
+    total = torch.where(total > 0, total, 1.0)
+    mean = (f * v).sum(-1, keepdim=True) / total
+    centred = f * (v - mean)
+    left = centred.sum(-1, keepdim=True) / total
+    moves = norm < torch.inf  # otherwise W has overflown, or nothing follows the threshold, which leaves f v
+    rest = torch.where(moves, powers, 1.0) / torch.where(moves, norm, 1.0)
+    return balanced(centred - f * left, f, total) + f * (mean + left) * rest
+
+
 # ---- The first derivative, in reverse mode and in forward mode
 
 
@@ -291,7 +308,9 @@ def derivative(
     pull, here = (v.unsqueeze(-1) for v in over.seen(shares.pull, s))
     centred = items.slope * (g - pull) if items.factor is None else items.factor * g - shares.share * pull
     on_k = shares.on_k
-    if over.is_whole and not kind.absolute:
+    if over.is_whole and kind.grows:
+        centred = _minus_pull(items, shares.norm, g)
+    elif over.is_whole and not kind.absolute:
         if items.factor is None:  # again, since nearly equal cotangents have lost digits in the first pass
             pulled = centred if shares.weight is items.slope else shares.weight * (g - pull)
             left = pulled.sum(-1) / shares.norm.squeeze(-1)
@@ -341,7 +360,8 @@ def tangents(rows: MapRows, dx: Tensor | None, dk: Tensor | None, ds: Tensor | N
     left = torch.zeros_like(mean) if kind.absolute else (shares.share * rest).sum(-1)
     rest, shift = rest - left.unsqueeze(-1), mean + left
     if items.factor is None:
-        dy = items.gain.unsqueeze(-1) * items.slope * rest
+        followed = _minus_pull(items, shares.norm, v) if kind.grows else items.slope * rest
+        dy = items.gain.unsqueeze(-1) * followed
         dy = dy if kind.absolute else balanced(dy, shares.weight, shares.norm)
     else:
         dy = items.factor * rest
