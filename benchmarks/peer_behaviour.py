@@ -2,9 +2,11 @@
 
     pip install scikit-learn jax onnx onnxscript onnxruntime entmax optax ott-jax numpyro
     pip install transformers torchmetrics samplics svy lightgbm xgboost pytrec-eval-terrier st-moe-pytorch stg
+    pip install colt5-attention
     python benchmarks/peer_behaviour.py
 
-A row is run if its package can be imported: sae-lens, dictionary-learning and softtorch want environments of their own.
+A row is run if its package can be imported: sae-lens, dictionary-learning, softtorch, allRank and overcomplete
+want environments of their own.
 The rows of R's packages are not run here.
 """
 
@@ -420,6 +422,44 @@ def _() -> bool:
 
     gates = FeatureSelector(5, 0.5, "cpu").train()(torch.ones(1000, 5))
     return bool((gates == gates[0]).all())
+
+
+@check("torch", "Draws of `RelaxedOneHotCategorical`")
+def _() -> bool:
+    from torch.distributions import RelaxedOneHotCategorical, constraints
+
+    torch.manual_seed(0)
+    relaxed = RelaxedOneHotCategorical(torch.tensor(0.05), logits=torch.randn(10), validate_args=False)
+    draws = relaxed.sample((10_000,))
+    outside = ~constraints.simplex.check(draws)
+    return near([relaxed.log_prob(draws).isnan().float().mean()], 0.47, by=0.03) and 50 < outside.sum() < 200
+
+
+@check("colt5-attention", "The entries sum to more than k")
+def _() -> bool:
+    from colt5_attention import coor_descent
+
+    torch.manual_seed(0)
+    return near([coor_descent(10 * torch.randn(1000, 64), n_iters=50, k=8, eps=0.1).sum(-1).mean()], 18.5, by=0.5)
+
+
+@check("overcomplete", "`BatchTopKSAE(top_k=4)` keeps")
+def _() -> bool:
+    from overcomplete.sae import BatchTopKSAE
+
+    torch.manual_seed(0)
+    autoencoder = BatchTopKSAE(16, 64, top_k=4).train()
+    kept = (autoencoder.encode(torch.randn(100, 16))[1] != 0).sum()
+    return int(kept) == 4 and not any("threshold" in name for name in autoencoder.state_dict())
+
+
+@check("allRank", "`neuralNDCG_transposed(")
+def _() -> bool:
+    from allrank.models.losses.neuralNDCG import neuralNDCG, neuralNDCG_transposed
+
+    grades, order = torch.tensor([[3.0, 2.0, 1.0, 0.0]]), torch.tensor([[30.0, 20.0, 10.0, 0.0]])
+    losses = [f(order, grades, temperature=0.1, powered_relevancies=False) for f in (neuralNDCG, neuralNDCG_transposed)]
+    return near(losses, -1.0, -0.507, by=1e-3)
 
 
 SIX = [0.15, 0.3, 0.45, 0.6, 0.7, 0.8]

@@ -16,8 +16,10 @@ from khot import (
     ParetoSampling,
     Pivotal,
     PlackettLuce,
+    RelaxedKHot,
     Sampford,
     Systematic,
+    capped_softmax,
     perturbed_topk,
     sigmoid_topk,
     sparse_topk,
@@ -217,6 +219,18 @@ def test_noise_of_a_perturbed_mask_moves_no_entry_on_average():
     assert (y - 0.25).abs().max() < limit
 
 
+def test_masks_of_wide_scores_sum_to_k():
+    y = capped_softmax(10 * normal(100, 64, dtype=torch.float32), 8, 0.1)
+    torch.testing.assert_close(y.double().sum(-1), torch.full((100,), 8.0, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_each_draw_of_a_relaxed_choice_has_a_density():
+    torch.manual_seed(0)
+    for temperature in (0.1, 0.05, 0.005):
+        relaxed = RelaxedKHot(temperature, logits=normal(10, dtype=torch.float32), k=1, validate_args=True)
+        assert relaxed.log_prob(relaxed.sample((1000,))).isfinite().all()
+
+
 # Autoencoders and routers
 
 
@@ -232,6 +246,7 @@ def test_threshold_of_batch_topk_is_right_after_one_batch():
         topk.to_jumprelu()
     smallest = topk(batches[0]).where(batches[0] > 0, torch.inf)
     assert topk.threshold == smallest[smallest > 0].min()
+    assert topk.state_dict()["threshold"] == topk.threshold
     kept = (topk.to_jumprelu()(batches[1]) != 0).double().sum(-1)
     assert abs(kept.mean() - 4) < gof.Z_LIMIT * 2 * kept.std() / math.sqrt(512), "two samples"
 
@@ -297,6 +312,9 @@ def test_rank_metrics_depend_on_the_order_alone_and_take_means_of_equal_scores()
         assert 1 - topk_metric_loss(torch.ones(4), torch.arange(4) == 0, 1, metric) == pytest.approx(0.25)
     close = topk_metric_loss(double(100000.0, 100000.001), tensor([False, True]), 2, "mrr", softness=1e-6)
     assert close == pytest.approx(0), "further apart than numbers of float64"
+    for gain in ("linear", "exp2"):
+        perfect = topk_metric_loss(double(30, 20, 10, 0), double(3, 2, 1, 0), 4, "ndcg", softness=0.01, gain=gain)
+        assert perfect == pytest.approx(0)
 
 
 # Export
