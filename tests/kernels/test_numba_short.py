@@ -97,6 +97,15 @@ def test_values_are_those_of_double_precision(link, kind):
         assert not bool((wrong & (y != expected)).any()), (n, y[wrong.any(-1)], expected[wrong.any(-1)])
 
 
+@pytest.mark.parametrize("link", [link for link, kind in CASES if kind == "mask"], ids=variant_of)
+def test_small_entries_beside_a_large_one_count(link):
+    """Added one by one to a number near 1, each of them would be rounded up, or away."""
+    far = torch.linspace(1, 40, 40 * LANES)[:, None]
+    one = torch.ones(1, dtype=torch.float64)
+    y = solved(link, "mask", torch.cat((torch.zeros_like(far), -far.expand(-1, SHORT - 1)), -1), one, one)[0]
+    assert (y.double().sum(-1) - 1).abs().max() < 7e-7
+
+
 @each_case
 def test_derivatives_are_those_of_double_precision(link, kind):
     """Of rows that are not left: up to the rounding of z, by which slopes far out change in proportion."""

@@ -141,7 +141,7 @@ def _searcher(link: NumbaLink, real: Real) -> Compiled:
     def add_up(z, at, q):
         for i in range(LANES):
             at.above[i] = at.below[i] = at.beyond[i] = at.slope[i] = wide(0)
-        for j in range(z.shape[0]):
+        for j in range(z.shape[0] - 1, -1, -1):  # small terms first, which a large sum would round away
             for i in range(LANES):
                 above, tail, rate = terms(z[j, i] - at.shift[i], q)
                 at.above[i] += above
