@@ -23,8 +23,10 @@ from torch.distributions.transforms import Transform
 
 from khot._contents import can_look
 from khot._shapes import broadcast_shapes
+from khot._torch_internals import has_memory
 from khot._validation import check_strided, checked_count, checked_int
 from khot.kernels.exact.rows import compute_dtype, number_on
+from khot.kernels.selection import rows_not_k_hot
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds, smallest_positive
 
@@ -68,6 +70,9 @@ class _KHot(constraints.Constraint):
         """Whether :meth:`check` holds for all values; takes fewer operations."""
         if value.numel() == 0 or isinstance(self.k, Tensor) or isinstance(self.upper, Tensor):
             return bool(self.check(value).all())
+        loop = rows_not_k_hot.find(value) if has_memory(value) else None
+        if loop is not None:
+            return bool(loop(value, self.k, self.upper) == 0)
         if not torch.equal(value * value, value):  # apart from 0 and 1 only inf passes, which the sum then shows
             return False
         fewest, most = value.sum(-1, dtype=torch.float64).aminmax()
