@@ -58,8 +58,15 @@ def test_scores_that_could_be_probs_by_their_range(public):
 @for_each("public", [*PUBLIC, *(case.public for case in ESTIMATORS)])
 def test_an_unknown_argument_names_the_class_that_was_called(public):
     for made_from in ((), (ConditionalPoisson(logits=torch.zeros(4), k=2),)):
-        with pytest.raises(TypeError, match=rf"^{public.__name__}\.__init__\(\).*'n'"):
-            public(*made_from, n=20)
+        with pytest.raises(TypeError, match=rf"^{public.__name__}\.__init__\(\).*'units'"):
+            public(*made_from, units=20)
+
+
+@for_each("public", PUBLIC)
+def test_the_number_of_ones_is_not_n(public):
+    name = public.__name__
+    with pytest.raises(TypeError, match=rf"^{name} takes no `n`.*ones is `k`.*{name}\(probs=capped_softmax\(sizes.log"):
+        public(torch.rand(4), n=2)
 
 
 @for_each("value", [[1.0, 1.0, 0.0, 0.0], np.ones(4)])

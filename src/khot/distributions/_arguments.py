@@ -1,21 +1,16 @@
 """Argument checks that the distributions share."""
 
-import functools
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 from torch.distributions import constraints
-from torch.types import _size as SizeLike
 
 from khot._contents import can_look
 from khot._distributed.placements import refuse_dtensor
 from khot._host import has_float64
 from khot._shapes import broadcast_shapes
 from khot._validation import check_floating, check_strided, checked_int
-
-Init = TypeVar("Init", bound=Callable[..., None])
 
 RANGE_ADVICE = "ConditionalPoisson(logits=logits, k=(low, high)) takes a range of sizes"
 
@@ -36,23 +31,6 @@ class Vector(constraints.Constraint):
         return f"vector of {self.base}"
 
 
-def without_relaxation(init: Init) -> Init:
-    """Wraps ``__init__`` of a design whose logits are natural parameters, to explain why it takes no relaxation."""
-
-    @functools.wraps(init)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in ("relaxation", "temperature"):
-            if name in kwargs:
-                raise TypeError(
-                    f"{type(self).__name__} takes no `{name}`, as its `logits` are natural parameters: divide them by "
-                    "a temperature, or pass inclusion probabilities, probs=sigmoid_topk(logits, k, temperature), to a "
-                    "design that takes `probs`"
-                )
-        init(self, *args, **kwargs)
-
-    return cast(Init, checked)
-
-
 def checked_param(name: str, value: Any) -> Tensor:
     check_floating(name, value, are_scores=name == "logits")
     if value.dim() < 1 or value.shape[-1] < 1:
@@ -65,23 +43,28 @@ def checked_param(name: str, value: Any) -> Tensor:
     return value
 
 
-def checked_size(k: Any, param: Tensor) -> Tensor:
-    """An int as a tensor of the batch shape of ``param``; a tensor as it is, on the device of ``param``."""
-    shape = param.shape
-    n = shape[-1]
+def with_size(name: str, param: Tensor, k: Any) -> tuple[Tensor, int | Tensor]:
+    """The parameter of this name, and k, as an int, or as a tensor if it is one; both with their common batch shape."""
     if isinstance(k, tuple):
         raise TypeError(f"`k` must be an int or an integer tensor, but got k={k!r}; {RANGE_ADVICE}")
-    size = _checked_integer("k", k)
+    size, n = _checked_integer("k", k), param.shape[-1]
     if isinstance(size, Tensor):
-        return size.to(param.device, torch.long)
+        return broadcast_with_k(name, param, size.to(param.device, torch.long))
     if not 0 <= size <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-    return torch.full(shape[:-1], size, device=param.device)  # avoids a copy from the host and its wait
+    return param, size
 
 
-def check_sizes(k: Tensor, n: int) -> None:
-    """Checks the contents of a tensor k."""
-    if not ((k >= 0) & (k <= n)).all():
+def in_rows(size: int | Tensor, param: Tensor) -> Tensor:
+    """A size as a tensor of the batch shape of the parameter."""
+    if isinstance(size, Tensor):
+        return size
+    return torch.full(param.shape[:-1], size, device=param.device)  # avoids a copy from the host and its wait
+
+
+def check_sizes(k: Any, n: int) -> None:
+    """Checks the contents of k, if it is a tensor."""
+    if isinstance(k, Tensor) and not ((k >= 0) & (k <= n)).all():
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
 
 
@@ -143,12 +126,6 @@ def broadcast_with_prior(param: Tensor, k: tuple[Any, ...]) -> tuple[Tensor, Ten
         )
     param = param.expand(*batch_shape, -1) if batch_shape != own_shape else param
     return param, log_prior.to(param.device).expand(*batch_shape, -1)
-
-
-def shapes_of(param: SizeLike, others: dict[str, Size]) -> tuple[Size, Size]:
-    """Batch and event shape for a parameter of this shape and the other arguments given, as ``infer_shapes`` needs."""
-    batch_shape = broadcast_shapes(param[:-1], others.get("k", Size()))
-    return batch_shape, Size(param[-1:])
 
 
 def in_short(value: Any) -> Any:

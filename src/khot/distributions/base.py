@@ -1,6 +1,6 @@
 """The base of designs, relaxed laws and the estimators that wrap designs: the members that users call, and checks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from inspect import signature
 from itertools import filterfalse
 from typing import Any, ClassVar, TypeVar, cast
@@ -19,7 +19,7 @@ from khot._torch_internals import all_true, is_recorded, is_traced_by_mode, tran
 from khot._validation import check_generator, check_value, checked_expansion, checked_shape, name_init
 from khot.laws.once import Once
 
-from ._arguments import in_short, shapes_of
+from ._arguments import in_short
 from .entry import count_of_writes, entry
 
 Law = TypeVar("Law", bound="KHotDistribution")
@@ -78,15 +78,11 @@ class KHotDistribution(TorchDistribution):
 
     parameter: Tensor
     parameter_name: str
-    k: Any
     dtype: torch.dtype
     _provenance: frozenset[Any] = frozenset()  # the dependencies of parameters that are Pyro's provenance tensors
     _wide: Tensor
     _shared_k: int | None = None  # the size, if it is known to be the same in all rows
-    _sizes_are_numbers: bool = False  # whether the sizes of all rows were given as numbers, and checked
-    _known_constraints: ClassVar[Any] = (
-        None  # the `arg_constraints` of the class of this library that it is or derives from
-    )
+    _known_constraints: ClassVar[Any] = None  # those of the class of this library that it is or derives from
     _tensors: list[Tensor]  # the arguments that are tensors
     _counted: Sequence[Tensor] = ()  # `_tensors`, without those whose writes torch does not count
     _writes: int
@@ -109,10 +105,14 @@ class KHotDistribution(TorchDistribution):
         if self._validate_args:
             self._validate_parameters()
 
+    @classmethod
+    def _explain(cls, names: Set[str]) -> None:
+        """Raises a TypeError about unknown arguments of the constructor, if there is better advice than Python's."""
+
     def _begin(self) -> None:
         """Prepares a law after its parameters have been set."""
-        own, made_here = self.__dict__, ("k", "largest_k") if self._sizes_are_numbers else ()
-        self._tensors = [x for name, x in own.items() if isinstance(x, Tensor) and name not in made_here]
+        own = self.__dict__
+        self._tensors = [x for x in own.values() if isinstance(x, Tensor)]
         self._kept, self._level = Once(), transform_level()
         self._counted = list(filterfalse(Tensor.is_inference, self._tensors))
         self._writes = sum(map(count_of_writes, self._counted))
@@ -194,7 +194,8 @@ class KHotDistribution(TorchDistribution):
 
     @classmethod
     def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
-        return shapes_of(arg_shapes["probs"] if "probs" in arg_shapes else arg_shapes["logits"], arg_shapes)
+        param = arg_shapes["probs"] if "probs" in arg_shapes else arg_shapes["logits"]
+        return broadcast_shapes(param[:-1], arg_shapes.get("k", Size())), Size(param[-1:])
 
     def __repr__(self) -> str:
         shown = {self.parameter_name: self.parameter, "k": self._size}
@@ -213,10 +214,10 @@ class KHotDistribution(TorchDistribution):
                 laws[id(value)] = value.expand(batch_shape + (() if is_law else value.shape[batch_dim:]))
             return laws[id(value)]
 
-        kinds, given = (Tensor, KHotDistribution), self.__getstate__()
+        kinds, given = (Tensor, KHotDistribution), self.__getstate__() | {"_batch_shape": batch_shape}
         wider = {name: expanded(value) for name, value in vars(self).items() if isinstance(value, kinds)}
         new.__setstate__(given | {name: value for name, value in wider.items() if name in given})
-        new.__dict__.update(wider, _batch_shape=batch_shape)
+        new.__dict__.update(wider)
         if batch_shape == self.batch_shape:
             new._kept = self._kept
         return cast(Self, new)
@@ -232,6 +233,7 @@ class KHotDistribution(TorchDistribution):
     # What a subclass defines, without checks and in any dtype: those below, if it has them, and the lazy properties
     # `_logits` and `_support`.
 
+    _size: Any  # `k` as an int if it is known to be the same in all rows, otherwise as it was given
     _settings: ClassVar[tuple[str, ...]] = ()  # arguments that `repr` shows
     _mean: Any = property(_lacking("mean"))
     _variance: Any = property(_lacking("variance"))
@@ -242,11 +244,6 @@ class KHotDistribution(TorchDistribution):
     _sample: Any = _lacking("sample")  # likewise, for a law without rsample
     _log_prob: Any = _lacking("log_prob")  # of values in the support
     _value: Any  # a value in the support, on the device of another, which is scored in place of those outside
-
-    @lazy
-    def _size(self) -> Any:
-        """``k`` as an int if it is known to be the same in all rows, otherwise as it was given."""
-        return self.k if self._shared_k is None else self._shared_k
 
     # The same law in other forms.
 
@@ -333,13 +330,12 @@ class KHotDistribution(TorchDistribution):
         """Whether one quick test shows that a value will pass all checks, which are slower: each serves one message."""
         if not isinstance(value, Tensor) or value.dtype not in ORDINARY or value.layout is not torch.strided:
             return False
-        shape, others = self._batch_shape + self._event_shape, () if self._shared_k is not None else self._tensors
-        if value.is_nested or value.shape[value.dim() - len(shape) :] != shape or not can_look(value, *others):
+        if value.is_nested or not can_look(value, *(() if self._shared_k is not None else self._tensors)):
             return False
-        if not (self._validate_args or value.device.type == "cpu"):
+        wanted, shape, holds = self._batch_shape + self._event_shape, value.shape, getattr(self._support, "holds", None)
+        if (shape != wanted and shape[len(shape) - len(wanted) :] != wanted) or holds is None:
             return False
-        support: Any = self._support
-        return hasattr(support, "holds") and support.holds(value.detach())
+        return bool((self._validate_args or value.is_cpu) and holds(value.detach()))
 
     def _validate_sample(self, value: Tensor) -> None:
         """Checks a value as torch does; but if rows differ in k, a value for several rows must fit only one of them."""

@@ -39,12 +39,12 @@ class Brewer(SamplingDesign):
     """
 
     def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
-        return law.sample(self._probs, self.k, self._largest_k(), shape, generator, self._kept)
+        return law.sample(self._probs, self._k, self._width(), shape, generator, self._kept)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        size = self._largest_k()
+        size = self._width()
         if size > law.MAX_SIZE:
-            known = self._shared_k is not None or can_look(self.k)
+            known = self._shared_k is not None or can_look(self._k)
             raise NotImplementedError(
                 f"Brewer has a log_prob for k <= {law.MAX_SIZE} only, but got k={size if known else self._size}; "
                 "Sampford, whose distribution is close, has one for any k"
@@ -53,12 +53,12 @@ class Brewer(SamplingDesign):
         def log_prob(probs: Tensor, k: Tensor, value: Tensor) -> Tensor:
             return law.log_prob(balance(probs, k), size, value, self._kept)
 
-        return in_slabs(log_prob, self.k, self._probs, value, largest=law.SLAB >> size)
+        return in_slabs(log_prob, self._k, self._probs, value, largest=law.SLAB >> size)
 
-    def _largest_k(self) -> int:
+    def _width(self) -> int:
         """The largest k of all rows, or n if k cannot be read."""
         if self._shared_k is not None:
             return self._shared_k
-        if not can_look(self.k):
+        if not can_look(self._k):
             return self.event_shape[0]
-        return int(self.k.max()) if self.k.numel() else 0
+        return int(self._k.max()) if self._k.numel() else 0

@@ -1,7 +1,6 @@
 """Conditional Poisson design: independent Bernoulli units, given that exactly k of them are ones."""
 
 import math
-import operator
 from typing import Any, cast
 
 import torch
@@ -18,7 +17,7 @@ from khot.laws.size_range import SizeRange
 from khot.laws.subsets import k_hot_vectors
 from khot.relaxations import topk_mask
 
-from ._arguments import broadcast_with_k, broadcast_with_prior, checked_range, checked_size, without_relaxation
+from ._arguments import broadcast_with_prior, checked_range, with_size
 from .base import lazy
 from .design import MAX_SUPPORT, TOO_MANY_ADVICE, SamplingDesign
 from .entry import entry
@@ -83,10 +82,8 @@ class ConditionalPoisson(SamplingDesign):
     """
 
     _relaxes = False
-    _shared_ends: tuple[int, int] | None = None  # the range of all rows, if it is given as ints
     log_prior: Tensor | None = None  # the log-prior of the size as given, with the batch shape `(..., high - low + 1)`
 
-    @without_relaxation
     def __init__(
         self,
         probs: Tensor | None = None,
@@ -101,7 +98,6 @@ class ConditionalPoisson(SamplingDesign):
         super().__init__(probs, logits, size, validate_args=validate_args)
 
     def _with_sizes(self, param: Tensor, k: Any) -> Tensor:
-        self._law = law
         if not isinstance(k, tuple):
             return super()._with_sizes(param, k)
         if self.parameter_name == "probs":
@@ -109,33 +105,29 @@ class ConditionalPoisson(SamplingDesign):
         low, high = checked_range(k[:2] if len(k) == 3 else k, param.shape[-1])
         if len(k) == 3:
             param, self.log_prior = broadcast_with_prior(param, k)
-            self._law = size_prior
-        if isinstance(low, int) and isinstance(high, int):
-            self._shared_ends, self._sizes_are_numbers = (low, high), self.log_prior is None
         self._size_varies = True
-        param, largest = broadcast_with_k("logits", param, checked_size(high, param))
-        param, self.k = broadcast_with_k("logits", param, checked_size(low, param))
-        self.largest_k = largest.expand(self.k.shape)
+        param, high = with_size("logits", param, high)
+        param, self._low = with_size("logits", param, low)
+        self._high = high.expand(param.shape[:-1]) if isinstance(high, Tensor) else high
         return param
 
     @lazy
     def _size(self) -> Any:
         """``k`` as an int if it is known to be the same in all rows, else as a tensor; a range as a pair of these."""
         if not self._size_varies:
-            return self.k if self._shared_k is None else self._shared_k
-        if self._shared_ends is None:
-            return SizeRange(self.k, self.largest_k)
-        if self.log_prior is None:
-            return SizeRange(*self._shared_ends)
-        return SizePrior(*self._shared_ends, self.log_prior)
+            return self._low
+        low, high = self._low, self._high
+        if isinstance(low, Tensor) or isinstance(high, Tensor):
+            return SizeRange(self._k, self._largest_k)
+        return SizeRange(low, high) if self.log_prior is None else SizePrior(low, high, self.log_prior)
 
-    @lazy
+    @property
     def _law(self) -> Any:
         """The module with the law of this kind of size."""
         return law if self.log_prior is None else size_prior
 
     def _validate_contents(self) -> None:
-        low, high, n = self.k, self.largest_k, self.event_shape[0]
+        low, high, n = self._k, self._largest_k, self.event_shape[0]
         if self._size_varies and not ((low >= 0) & (low <= high) & (high <= n)).all():
             raise ValueError(
                 f"`k` must satisfy 0 <= low <= high <= n, but got low from {low.min()} to {low.max()} and high from "
@@ -180,8 +172,8 @@ class ConditionalPoisson(SamplingDesign):
     def size_probs(self) -> Tensor:
         """P(sum of x = s) for s = 0, ..., n, ``(..., n + 1)``, differentiable; 1 at ``k`` if the size is fixed."""
         if not self._size_varies:
-            size = torch.arange(self.event_shape[0] + 1, device=self.k.device)
-            return (size == self.k.unsqueeze(-1)).to(self.dtype)
+            size = torch.arange(self.event_shape[0] + 1, device=self.parameter.device)
+            return (size == self._k.unsqueeze(-1)).to(self.dtype)
         return self._rounded(self._law.size_probabilities(self._logits, self._size))
 
     def _mode(self) -> Tensor:
@@ -194,12 +186,12 @@ class ConditionalPoisson(SamplingDesign):
         if self.log_prior is not None:
             return topk_mask(self._wide, size_prior.mode(self._logits, self._size))
         positive = (self._wide.detach() > 0).sum(-1)
-        return topk_mask(self._wide, positive.maximum(self.k).minimum(self.largest_k))
+        return topk_mask(self._wide, positive.maximum(self._k).minimum(self._largest_k))
 
     def _enumerated_support(self, expand: bool) -> Tensor:
         if not self._size_varies:
             return super()._enumerated_support(expand)
-        n, (low, high) = operator.index(self.event_shape[0]), self._ends_of_all_rows("enumerate_support")
+        n, (low, high) = self.event_shape[0], shared_ends(self, "enumerate_support")
         counts = {size: math.comb(n, size) for size in range(low, high + 1)}
         if (count := sum(counts.values())) > MAX_SUPPORT:
             raise ValueError(
@@ -209,10 +201,6 @@ class ConditionalPoisson(SamplingDesign):
         values = torch.cat([k_hot_vectors(n, size, 0, number, self._like()) for size, number in counts.items()])
         values = values.view(count, *(1,) * len(self.batch_shape), n)
         return values.expand(count, *self.batch_shape, n) if expand else values
-
-    def _ends_of_all_rows(self, wanted: str) -> tuple[int, int]:
-        """The range of sizes of all rows; an error that names ``wanted`` if they differ or are unknown."""
-        return self._shared_ends or shared_ends(self, wanted)
 
     def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
         return cast(Tensor, self._law.sample(self._logits, self._size, shape, generator, self._kept))

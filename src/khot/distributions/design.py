@@ -6,8 +6,7 @@ and the moments that follow from first- and second-order inclusion probabilities
 
 import functools
 import math
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +24,7 @@ from khot.relaxations import sigmoid_topk
 from khot.relaxations.hard import indices_of_largest
 from khot.relaxations.mask_log_odds import mask_log_odds
 
-from ._arguments import Vector, broadcast_with_k, check_sizes, checked_param, checked_size
+from ._arguments import Vector, check_sizes, checked_param, in_rows, with_size
 from .base import KHotDistribution, is_half, lazy
 from .entry import entry
 from .sizes import shared_k, sizes_of
@@ -113,9 +112,10 @@ class SamplingDesign(KHotDistribution):
     # them, None if that depends on another design.
     _complete_with: ClassVar[str | None] = ""
 
-    k: Tensor  # the number of ones of each row, or the smallest if it varies
-    largest_k: Tensor  # the largest number of ones of each row, which differs only if `_size_varies`
     _size_varies: bool = False  # whether draws of one row may differ in their number of ones
+    # The number of ones, or the smallest and the largest if it varies: an int, or a tensor of the batch shape.
+    _low: int | Tensor
+    _high: int | Tensor
     _relaxes: ClassVar[bool] = True  # whether the class takes `logits` and relaxes them to `probs`
 
     def __init__(
@@ -150,23 +150,34 @@ class SamplingDesign(KHotDistribution):
         self.temperature = temperature if is_usual else checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, param.shape[-1:], validate_args=validate_args)
 
+    @classmethod
+    def _explain(cls, names: Set[str]) -> None:
+        advice = {
+            "n": "which is the length of a row; the number of ones is `k`. For probabilities in proportion to sizes, write "
+            f"{cls.__name__}(probs=capped_softmax(sizes.log(), k))"
+        }
+        if not cls._relaxes:
+            for name in ("relaxation", "temperature"):
+                advice[name] = (
+                    "as its `logits` are natural parameters: divide them by a temperature, or pass inclusion "
+                    "probabilities, probs=sigmoid_topk(logits, k, temperature), to a design that takes `probs`"
+                )
+        for name in names & advice.keys():
+            raise TypeError(f"{cls.__name__} takes no `{name}`, {advice[name]}")
+
     def _with_sizes(self, param: Tensor, k: Any) -> Tensor:
         """Sets the number of ones of each row, and returns the parameter with all batch dimensions."""
         if type(k) is int and 0 <= k <= param.shape[-1]:
-            self.k = self.largest_k = torch.full(param.shape[:-1], k, device=param.device)
-            self._shared_k, self._size, self._support, self._sizes_are_numbers = k, k, k_hot_of_int(k), True
+            self._low = self._shared_k = self._size = k
+            self._support = k_hot_of_int(k)
             return param
-        size = _sizes(param.detach()) if k is None else checked_size(k, param)
-        if isinstance(k, Tensor):
-            param, size = broadcast_with_k(self.parameter_name, param, size)
-        self.k = self.largest_k = size
-        if not (k is None or isinstance(k, Tensor)):
-            self._shared_k, self._sizes_are_numbers = operator.index(k), True
+        param, self._low = (param, _sizes(param.detach())) if k is None else with_size(self.parameter_name, param, k)
+        self._shared_k = None if isinstance(self._low, Tensor) else self._low
         return param
 
     def _widened(self) -> Tensor:
         is_sum = self.parameter_name == "probs" and not self._size_varies
-        return _unrounded(self.parameter, self.k) if is_sum else super()._widened()
+        return _unrounded(self.parameter, self._k) if is_sum else super()._widened()
 
     def _in_float64(self) -> Self:
         """This design with a parameter in float64, so that results are not rounded."""
@@ -180,6 +191,30 @@ class SamplingDesign(KHotDistribution):
     def _unchecked(self) -> Self:
         """The same law without validation: values outside the support have a log-probability, too."""
         return self._with(_validate_args=False)
+
+    @property
+    @entry
+    def k(self) -> Tensor:
+        """The number of ones of each row, or the smallest if it varies."""
+        return self._k
+
+    @property
+    @entry
+    def largest_k(self) -> Tensor:
+        """The largest number of ones of each row, which is ``k`` if the number does not vary."""
+        return self._largest_k
+
+    @lazy
+    def _k(self) -> Tensor:
+        return in_rows(self._low, self.parameter)
+
+    @lazy
+    def _largest_k(self) -> Tensor:
+        return in_rows(self._high, self.parameter) if self._size_varies else self._k
+
+    @lazy
+    def _size(self) -> Any:
+        return self._low
 
     @lazy
     def _support(self) -> constraints.Constraint:
@@ -254,7 +289,7 @@ class SamplingDesign(KHotDistribution):
 
     def _value(self, like: Tensor) -> Tensor:
         unit = torch.arange(self.event_shape[0], device=like.device)
-        return (unit < self.k.unsqueeze(-1)).to(like.dtype)
+        return (unit < self._k.unsqueeze(-1)).to(like.dtype)
 
     # Checks of the parameters and of values; each error message says what to do.
 
@@ -276,7 +311,7 @@ class SamplingDesign(KHotDistribution):
                 )
 
     def _validate_contents(self) -> None:
-        check_sizes(self.k, self.event_shape[0])
+        check_sizes(self._low, self.event_shape[0])
         check_positive_contents("temperature", self.temperature)
         if self.parameter_name == "probs":
             self._check_probs(
@@ -291,7 +326,7 @@ class SamplingDesign(KHotDistribution):
         simplex = capped_simplex(self._size)
         if not simplex.holds(probs):
             wrong = ~simplex.check(probs)
-            row, k = probs[wrong][0], self.k[wrong][0]
+            row, k = probs[wrong][0], self._k[wrong][0]
             expected = f"each row of {name} must lie in [0, 1] and sum to its integer k, but"
             if row.isnan().any():
                 raise ValueError(f"{expected} one contains NaN (shape {tuple(probs.shape)})")
@@ -305,9 +340,9 @@ class SamplingDesign(KHotDistribution):
         if self.parameter_name == "probs":
             return
         included, possible = (self._wide == torch.inf).sum(-1), (self._wide > -torch.inf).sum(-1)
-        wrong = (included > self.largest_k) | (possible < self.k)
+        wrong = (included > self._largest_k) | (possible < self._k)
         if wrong.any():
-            low, high = self.k[wrong][0], self.largest_k[wrong][0]
+            low, high = self._k[wrong][0], self._largest_k[wrong][0]
             raise ValueError(
                 f"`k` must lie between the number of `logits` equal to inf, {included[wrong][0]}, "
                 f"and that of those above -inf, {possible[wrong][0]}, but got k={low if low == high else (low, high)}"
@@ -321,7 +356,7 @@ class SamplingDesign(KHotDistribution):
     # Sums over all k-hot vectors, unless a subclass overrides these members.
 
     def _enumerated_support(self, expand: bool) -> Tensor:
-        n, k = operator.index(self.event_shape[0]), shared_k(self, "enumerate_support", DIFFERENT_SIZES_ADVICE)
+        n, k = self.event_shape[0], shared_k(self, "enumerate_support", DIFFERENT_SIZES_ADVICE)
         count, batch_shape = math.comb(n, k), self.batch_shape
         if count > MAX_SUPPORT:
             raise ValueError(
@@ -380,7 +415,7 @@ class SamplingDesign(KHotDistribution):
         Raises:
             NotImplementedError: If there is no ``_log_prob``, or there are too many vectors.
         """
-        n, sizes, design = operator.index(self.event_shape[0]), sizes_of(self, wanted), self._in_float64()
+        n, sizes, design = self.event_shape[0], sizes_of(self, wanted), self._in_float64()
         counts = [math.comb(n, k) for k in sizes]
         largest = max(counts, default=0)
         if largest > MAX_SUPPORT:
@@ -392,8 +427,8 @@ class SamplingDesign(KHotDistribution):
             if len(sizes) == 1:
                 value, beyond = k_hot_vectors_of_rank(n, sizes[0], rank, like), None
             else:
-                count = sum((number * (self.k == k) for k, number in zip(sizes, counts, strict=True)), 0 * self.k)
-                value, beyond = k_hot_vectors_of_rank(n, self.k, rank.minimum(count - 1), like), rank >= count
+                count = sum((number * (self._k == k) for k, number in zip(sizes, counts, strict=True)), 0 * self._k)
+                value, beyond = k_hot_vectors_of_rank(n, self._k, rank.minimum(count - 1), like), rank >= count
             try:
                 log_prob = design._log_prob(value)
             except NotImplementedError:

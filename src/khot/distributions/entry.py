@@ -49,7 +49,9 @@ def entry(function: F) -> F:
 
     Classes of laws apply it to their ``__init__`` themselves. Only that of the law's own class counts as an entry.
     """
-    first, is_init = next(iter(inspect.signature(function).parameters)), function.__name__ == "__init__"
+    parameters, is_init = inspect.signature(function).parameters, function.__name__ == "__init__"
+    first, takes_any = next(iter(parameters)), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    known = frozenset(parameters)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -58,8 +60,11 @@ def entry(function: F) -> F:
                 return function(**kwargs)  # which raises the error about the missing argument
             args = (kwargs.pop(first),)
         law, args = args[0], args[1:]
-        if is_init and type(law).__init__ is not call:
-            return function(law, *args, **kwargs)
+        if is_init:
+            if type(law).__init__ is not call:
+                return function(law, *args, **kwargs)
+            if not (takes_any or known.issuperset(kwargs)):
+                law._explain(kwargs.keys() - known)
         counted = getattr(law, "_counted", ())
         if counted and sum(map(count_of_writes, counted)) != law._writes:
             raise _changed(law)

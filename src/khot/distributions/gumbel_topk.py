@@ -5,7 +5,6 @@ from torch import Tensor
 from khot.kernels.order_sampling.noises import LOG_EXPONENTIAL
 from khot.laws import order_sampling as law
 
-from ._arguments import without_relaxation
 from .base import lazy
 from .order_sampling import OrderSampling
 
@@ -50,7 +49,6 @@ class GumbelTopK(OrderSampling):
     _noise = LOG_EXPONENTIAL
     _relaxes = False
 
-    @without_relaxation
     def __init__(
         self,
         probs: Tensor | None = None,

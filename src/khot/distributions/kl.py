@@ -29,7 +29,7 @@ from .conditional_poisson import ConditionalPoisson
 from .design import SamplingDesign
 from .entry import entry
 from .phantom_unit import PhantomUnit
-from .sizes import sizes_of
+from .sizes import shared_ends, sizes_of
 
 Divergence = Callable[[Any, Any], Tensor]
 
@@ -161,7 +161,7 @@ def _number_of_vectors(design: SamplingDesign) -> int:
     fixed = design.wrapped if isinstance(design, PhantomUnit) else design
     n = fixed.event_shape[0]
     if fixed._size_varies:
-        low, high = fixed._ends_of_all_rows("a divergence by enumeration")
+        low, high = shared_ends(fixed, "a divergence by enumeration")
         return sum(math.comb(n, size) for size in range(low, high + 1))
     return max((math.comb(n, k) for k in sizes_of(fixed, "a divergence by enumeration")), default=0)
 

@@ -109,20 +109,17 @@ class PhantomUnit(SamplingDesign):
     def _fits(self) -> bool:
         return self.parameter_name == "logits" and is_finite(self._wide)
 
-    @property
-    @entry
-    def k(self) -> Tensor:  # type: ignore[override]
-        """The smaller of the two sizes."""
+    @lazy
+    def _k(self) -> Tensor:
         return self._sizes[..., 0]
 
-    @property
-    @entry
-    def largest_k(self) -> Tensor:  # type: ignore[override]
+    @lazy
+    def _largest_k(self) -> Tensor:
         return self._sizes[..., 1]
 
     @lazy
     def _size(self) -> Tensor:
-        return self._sizes[..., 0]
+        return self._k
 
     @lazy
     def _sizes(self) -> Tensor:
@@ -213,7 +210,7 @@ class PhantomUnit(SamplingDesign):
 def with_phantom(design: PhantomUnit, value: Tensor) -> Tensor:
     """A value of a design as a value of ``wrapped``."""
     value = value.double()
-    phantom = (1 + design.k - value.sum(-1)).unsqueeze(-1)
+    phantom = (1 + design._k - value.sum(-1)).unsqueeze(-1)
     return torch.cat((value.expand(*phantom.shape[:-1], -1), phantom), -1)
 
 

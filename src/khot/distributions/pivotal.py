@@ -40,5 +40,5 @@ class Pivotal(SamplingDesign):
         kernel = pivotal_draw.kernel(probs, draws)
         if kernel is None:
             return draw_by_rows(self, law.sample, shape, generator)
-        drawn = kernel(probs, self.k, draw_seed(probs.device, generator), draws, self.dtype)
+        drawn = kernel(probs, self._k, draw_seed(probs.device, generator), draws, self.dtype)
         return drawn.view(shape + probs.shape)

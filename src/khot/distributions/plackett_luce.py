@@ -10,11 +10,11 @@ from torch.distributions import constraints
 
 from khot._contents import can_look
 from khot._shapes import broadcast_shapes
-from khot._validation import as_int, check_flag, check_strided
+from khot._validation import check_flag, check_strided
 from khot.constraints import ranking
 from khot.laws import plackett_luce as law
 
-from ._arguments import Vector, broadcast_with_k, check_sizes, checked_param, checked_size
+from ._arguments import Vector, check_sizes, checked_param, in_rows, with_size
 from .base import KHotDistribution, lazy
 from .design import LISTED, MAX_SUPPORT
 from .entry import entry
@@ -72,17 +72,15 @@ class PlackettLuce(KHotDistribution):
     def __init__(self, logits: Tensor, k: int | Tensor, *, validate_args: bool | None = None) -> None:
         logits = checked_param("logits", logits)
         check_flag("validate_args", validate_args, optional=True)
-        size = checked_size(k, logits)
-        if isinstance(k, Tensor):
-            logits, size = broadcast_with_k("logits", logits, size)
-        self.parameter, self.parameter_name, self.dtype, self.k = logits, "logits", logits.dtype, size
-        self._shared_k, self._sizes_are_numbers = (None, False) if isinstance(k, Tensor) else (as_int(k), True)
-        width = _largest(size) if self._shared_k is None else self._shared_k
+        logits, size = with_size("logits", logits, k)
+        self.parameter, self.parameter_name, self.dtype, self._size = logits, "logits", logits.dtype, size
+        self._shared_k = None if isinstance(size, Tensor) else size
+        width = _largest(size) if isinstance(size, Tensor) else size
         super().__init__(logits.shape[:-1], Size([width]), validate_args=validate_args)
 
     def _validate_contents(self) -> None:
-        n, k = self._n, self.k
-        check_sizes(k, n)
+        k = self._k
+        check_sizes(k, self._n)
         if (self._wide == torch.inf).any():
             raise ValueError("`logits` must be less than inf: a unit that is sure to come first has no log-weight")
         possible = (self._wide > -torch.inf).sum(-1)
@@ -92,6 +90,16 @@ class PlackettLuce(KHotDistribution):
                 f"`k` must not exceed the number of `logits` above -inf, but got k={k[tuple(row)]} in a row with "
                 f"{possible[tuple(row)]} of them"
             )
+
+    @property
+    @entry
+    def k(self) -> Tensor:
+        """The number of choices of each row."""
+        return self._k
+
+    @lazy
+    def _k(self) -> Tensor:
+        return in_rows(self._size, self.parameter)
 
     @property
     def _n(self) -> int:
@@ -138,7 +146,7 @@ class PlackettLuce(KHotDistribution):
             for value in self._listed("entropy", k):
                 log_prob = law.log_prob(self._wide, k, value)
                 total = total - (log_prob.exp() * log_prob.masked_fill(log_prob == -torch.inf, 0.0)).sum(0)
-            entropy = torch.where(self.k == k, total, entropy)
+            entropy = torch.where(self._k == k, total, entropy)
         return entropy
 
     def _enumerated_support(self, expand: bool) -> Tensor:

@@ -37,7 +37,7 @@ from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, is_interior, log_odds, log_slope, remember_scores
 from khot.relaxations.remembered import Sources
 
-from ._arguments import RANGE_ADVICE, Vector, broadcast_with_k, check_sizes, checked_param, checked_size
+from ._arguments import RANGE_ADVICE, Vector, broadcast_with_k, check_sizes, checked_param, with_size
 from .base import KHotDistribution, column, lazy
 from .design import Relaxation
 from .entry import entry
@@ -113,11 +113,14 @@ class RelaxedKHot(KHotDistribution):
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
+    @property
+    def _size(self) -> float | Tensor:
+        return self.k
+
     def _validate_contents(self) -> None:
         if not self._wide.isfinite().all():
             raise ValueError("`logits` must be finite, but some are infinite: leave out units that are certain")
-        if isinstance(self.k, Tensor):
-            check_sizes(self.k, self.event_shape[0])
+        check_sizes(self.k, self.event_shape[0])
         check_positive_contents("temperature", self.temperature)
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)
@@ -269,7 +272,7 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
         relaxation: Relaxation = sigmoid_topk,
         validate_args: bool | None = None,
     ) -> None:
-        k = checked_size(k, checked_param("logits", logits))
+        _, k = with_size("logits", checked_param("logits", logits), k)
         super().__init__(temperature, logits, k, relaxation=relaxation, validate_args=validate_args)
 
     def _draw(self, scores: Tensor) -> Tensor:

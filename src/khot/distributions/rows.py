@@ -30,7 +30,7 @@ def by_rows(design: Any, function: Callable[..., Tensor], *arguments: Tensor) ->
     probs, *others = arguments
     if probs.numel() <= WHOLE:
         return function(probs, design.k, *others, kept=design._kept)
-    return in_slabs(function, design.k, *arguments, largest=SLAB, most=MOST_SLABS)
+    return in_slabs(function, design._k, *arguments, largest=SLAB, most=MOST_SLABS)
 
 
 def draw_by_rows(design: Any, function: Callable[..., Tensor], shape: Size, *options: Any) -> Tensor:

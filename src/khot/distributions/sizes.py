@@ -1,6 +1,5 @@
 """The numbers of ones of the rows of a law on k-hot vectors."""
 
-import operator
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ def sizes_of(law: Any, wanted: str) -> list[int]:
             ``wanted``.
     """
     if law._shared_k is not None:
-        return [operator.index(law._shared_k)]
+        return [law._shared_k]
     varies = getattr(law, "_size_varies", False)
     if not can_look(law.k):
         needed = "the sizes, which are unknown" if varies else "`k` as an int"
@@ -44,6 +43,8 @@ def shared_ends(law: Any, wanted: str) -> tuple[int, int]:
     Raises:
         NotImplementedError: If rows differ, or the contents of k cannot be read; the message names ``wanted``.
     """
+    if isinstance(law._size, tuple) and isinstance(law._size[0], int):
+        return law._size[:2]
     if not can_look(law.k, law.largest_k):
         raise NotImplementedError(
             f"{wanted} needs the sizes, which are unknown under vmap and for tensors without contents"

@@ -68,7 +68,7 @@ class Systematic(SamplingDesign):
     def _mode(self) -> Tensor:
         """The vector of the longest interval in the given order."""
         self._require_fixed_order("log_prob")
-        return law.mode_in_order(self._probs, self.k, self._kept)
+        return law.mode_in_order(self._probs, self._k, self._kept)
 
     def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
         draw = law.draw_in_order if self.order == "fixed" else law.draw_in_random_order
@@ -80,9 +80,9 @@ class Systematic(SamplingDesign):
         if self.order != "fixed" or not can_look(self._wide):
             return super()._sample_indices(shape, generator)
         u = law.start_points(shape + self._probs.shape, self._wide.device, generator)
-        indices = law.find(law.cuts_in_order(self._probs, self.k, self._kept).end, u, k)
+        indices = law.find(law.cuts_in_order(self._probs, self._k, self._kept).end, u, k)
         if (self._probs >= 1).any() or (indices.diff(dim=-1) <= 0).any():  # units as long as the distance of points
-            chosen = law.choose(law.line(self._probs, self.k), u)
+            chosen = law.choose(law.line(self._probs, self._k), u)
             indices = indices_of_largest(chosen.to(self.dtype), k)
         return indices
 
