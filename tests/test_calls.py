@@ -32,8 +32,8 @@ CALLS = {
     "exponent": (lambda: khot.sparse_topk(X, 5), 15, 10),
     "hard mask": (lambda: khot.topk_mask(X, 5), 23, 11),
     "module": (lambda: MODULE(X), 17, 11),
-    "constructor of a design": (lambda: ConditionalPoisson(logits=X, k=5), 18, 8),
-    "density of a design": (lambda: ConditionalPoisson(logits=X, k=5).log_prob(VALUE), 51, 17),
+    "constructor of a design": (lambda: ConditionalPoisson(logits=X, k=5), 14, 7),
+    "density of a design": (lambda: ConditionalPoisson(logits=X, k=5).log_prob(VALUE), 54, 17),
     "draw of a design": (lambda: DESIGN.sample(), 24, 11),
 }
 

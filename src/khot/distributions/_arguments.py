@@ -1,5 +1,6 @@
 """Argument checks that the distributions share."""
 
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from khot._contents import can_look
 from khot._distributed.placements import refuse_dtensor
 from khot._host import has_float64
 from khot._shapes import broadcast_shapes
-from khot._validation import check_floating, check_strided, checked_int
+from khot._validation import SOFTNESS_LIMITS, check_floating, check_strided, checked_int
 
 RANGE_ADVICE = "ConditionalPoisson(logits=logits, k=(low, high)) takes a range of sizes"
 
@@ -31,8 +32,25 @@ class Vector(constraints.Constraint):
         return f"vector of {self.base}"
 
 
+def refuse_unknown(kind: Any, names: Set[str]) -> None:
+    """Raises a TypeError about arguments that a class of designs does not take, if there is advice beyond Python's."""
+    relaxes, name = getattr(kind, "_relaxes", None), kind.__name__
+    if relaxes is not None and "n" in names:
+        raise TypeError(
+            f"{name} takes no `n`, which is the length of a row; the number of ones is `k`. For probabilities in "
+            f"proportion to sizes, write {name}(probs=capped_softmax(sizes.log(), k))"
+        )
+    for argument in names & {"relaxation", "temperature"} if relaxes is False else ():
+        raise TypeError(
+            f"{name} takes no `{argument}`, as its `logits` are natural parameters: divide them by a temperature, or "
+            "pass inclusion probabilities, probs=sigmoid_topk(logits, k, temperature), to a design that takes `probs`"
+        )
+
+
 def checked_param(name: str, value: Any) -> Tensor:
-    check_floating(name, value, are_scores=name == "logits")
+    is_usual = isinstance(value, Tensor) and value.dtype in SOFTNESS_LIMITS and value.layout is torch.strided
+    if not is_usual or value.is_nested:
+        check_floating(name, value, are_scores=name == "logits")
     if value.dim() < 1 or value.shape[-1] < 1:
         raise ValueError(f"`{name}` must have shape (..., n) with n >= 1, but got shape {tuple(value.shape)}")
     if not (value.is_cpu or has_float64(value)):
@@ -45,9 +63,12 @@ def checked_param(name: str, value: Any) -> Tensor:
 
 def with_size(name: str, param: Tensor, k: Any) -> tuple[Tensor, int | Tensor]:
     """The parameter of this name, and k, as an int, or as a tensor if it is one; both with their common batch shape."""
+    n = param.shape[-1]
+    if type(k) is int and 0 <= k <= n:
+        return param, k
     if isinstance(k, tuple):
         raise TypeError(f"`k` must be an int or an integer tensor, but got k={k!r}; {RANGE_ADVICE}")
-    size, n = _checked_integer("k", k), param.shape[-1]
+    size = _checked_integer("k", k)
     if isinstance(size, Tensor):
         return broadcast_with_k(name, param, size.to(param.device, torch.long))
     if not 0 <= size <= n:

@@ -1,6 +1,6 @@
 """The base of designs, relaxed laws and the estimators that wrap designs: the members that users call, and checks."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from inspect import signature
 from itertools import filterfalse
 from typing import Any, ClassVar, TypeVar, cast
@@ -25,8 +25,8 @@ from .entry import count_of_writes, entry
 Law = TypeVar("Law", bound="KHotDistribution")
 
 WIDE = torch.float32.itemsize
+RELAXED_ADVICE = "\nentries between 0 and 1 are relaxed: relax the model too (khot.infer.KHotReparam)"
 ORDINARY = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool}  # of most values
-R = TypeVar("R")
 
 
 class lazy(lazy_property):  # type: ignore[type-arg]
@@ -87,13 +87,14 @@ class KHotDistribution(TorchDistribution):
     _counted: Sequence[Tensor] = ()  # `_tensors`, without those whose writes torch does not count
     _writes: int
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, is_base: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__module__.startswith("khot."):
             cls._known_constraints = cls.arg_constraints
         if "__init__" not in vars(cls):
             name_init(cls)
-        cls.__init__ = entry(cls.__init__)  # type: ignore[method-assign]
+        if not is_base:  # of which there are no instances
+            cls.__init__ = entry(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
@@ -104,10 +105,6 @@ class KHotDistribution(TorchDistribution):
         self._begin()
         if self._validate_args:
             self._validate_parameters()
-
-    @classmethod
-    def _explain(cls, names: Set[str]) -> None:
-        """Raises a TypeError about unknown arguments of the constructor, if there is better advice than Python's."""
 
     def _begin(self) -> None:
         """Prepares a law after its parameters have been set."""
@@ -228,7 +225,10 @@ class KHotDistribution(TorchDistribution):
 
     def _rounded(self, result: Tensor) -> Tensor:
         """A result in the dtype of the law, converted by way of float32, in which users without half types get it."""
-        return result if result.dtype == self.dtype else result.to(self._wide.dtype).to(self.dtype)
+        dtype, wide = self.dtype, self._wide.dtype
+        if result.dtype == dtype:
+            return result
+        return result.to(dtype) if wide == dtype else result.to(wide).to(dtype)
 
     # What a subclass defines, without checks and in any dtype: those below, if it has them, and the lazy properties
     # `_logits` and `_support`.
@@ -276,28 +276,22 @@ class KHotDistribution(TorchDistribution):
         looks = can_look(*self._tensors)
         if looks:
             is_usual = len(self._tensors) == 1 and self.arg_constraints is self._known_constraints
-            if is_usual and self._fits():
+            if is_usual and (is_finite(self._wide) if self.parameter_name == "logits" else self._fits()):
                 return
-            self._validate_range()
-        if looks or self._has_readable(*self._tensors):  # in transforms of torch.func, only these can be made
+        if looks or _is_reducible(*self._tensors):  # in transforms of torch.func, only these can be made
             self._validate_constraints()
         if looks:
             self._validate_contents()
 
     def _fits(self) -> bool:
-        """Whether one quick test shows that the only tensor among the parameters will pass all checks.
-
-        The checks are slower, because each of them serves one error message.
-        """
-        return is_finite(self._wide)
-
-    def _validate_range(self) -> None:
-        """Makes the checks for which the next ones would raise without advice."""
+        """Whether one quick test shows that ``probs`` will pass all checks, each of which serves one error message."""
+        return False
 
     def _validate_constraints(self) -> None:
         """Checks the ``arg_constraints`` of the tensors that were given, as torch does."""
+        given = vars(self) | {self.parameter_name: self._wide, "k": vars(self).get("_low")}
         for name, constraint in self.arg_constraints.items():
-            value = vars(self).get(f"_{name}" if name == self.parameter_name else name)
+            value = given.get(name)
             if isinstance(value, Tensor) and not all_true(constraint.check(value)):
                 raise ValueError(
                     f"Expected parameter {name} ({type(value).__name__} of shape {tuple(value.shape)}) of distribution "
@@ -339,29 +333,6 @@ class KHotDistribution(TorchDistribution):
 
     def _validate_sample(self, value: Tensor) -> None:
         """Checks a value as torch does; but if rows differ in k, a value for several rows must fit only one of them."""
-        self._validate_shape(value)
-        if not self._has_readable(value, *self._tensors) or self._is_in_support(value):
-            return
-        inside = self._support.check(value)
-        if all_true(inside):
-            return
-        if not can_look(inside) or not (inside.long().sum_to_size(value.shape[:-1]) > 0).all():
-            raise ValueError(
-                f"Expected value argument ({type(value).__name__} of shape {tuple(value.shape)}) to be within the "
-                f"support ({self._support!r}) of the distribution {self!r}, but found invalid values:\n{value}"
-                f"{self._advice(value)}"
-            )
-
-    def _advice(self, value: Tensor) -> str:
-        """Advice for the error about a value outside the support."""
-        return ""
-
-    @staticmethod
-    def _has_readable(*tensors: Tensor) -> bool:
-        """Whether torch can reduce a condition on these tensors to a bool, if not Python, as inside a vmap."""
-        return has_contents(*tensors) and not any(map(is_recorded, tensors))
-
-    def _validate_shape(self, value: Tensor) -> None:
         try:
             shape = broadcast_shapes(value.shape, self.batch_shape + self.event_shape)
         except RuntimeError:
@@ -371,6 +342,23 @@ class KHotDistribution(TorchDistribution):
                 f"a value must match event_shape, {tuple(self.event_shape)}, on its last axis and broadcast with "
                 f"batch_shape, {tuple(self.batch_shape)}, but got {tuple(value.shape)}"
             )
+        if not _is_reducible(value, *self._tensors) or self._is_in_support(value):
+            return
+        inside = self._support.check(value)
+        if all_true(inside):
+            return
+        if not can_look(inside) or not (inside.long().sum_to_size(value.shape[:-1]) > 0).all():
+            is_relaxed = self._support.is_discrete and can_look(value) and ((value > 0) & (value < 1)).any()
+            raise ValueError(
+                f"Expected value argument ({type(value).__name__} of shape {tuple(value.shape)}) to be within the "
+                f"support ({self._support!r}) of the distribution {self!r}, but found invalid values:\n{value}"
+                f"{RELAXED_ADVICE if is_relaxed else ''}"
+            )
+
+
+def _is_reducible(*tensors: Tensor) -> bool:
+    """Whether torch can reduce a condition on these tensors to a bool, if not Python, as inside a vmap."""
+    return has_contents(*tensors) and not any(map(is_recorded, tensors))
 
 
 def unrounded(law: Law) -> Law:

@@ -6,7 +6,7 @@ and the moments that follow from first- and second-order inclusion probabilities
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from torch.distributions import constraints
 from torch.types import _size as SizeLike
 from typing_extensions import Self
 
-from khot._contents import can_look, is_finite, looks_at_contents
+from khot._contents import can_look, looks_at_contents
 from khot._validation import check_flag, check_function, check_positive_contents, checked_positive
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.exact.small_numbers import log_odds
@@ -48,7 +48,7 @@ Relaxation = Callable[[Tensor, Any, Any], Tensor]
 k_hot_of_int = functools.lru_cache(k_hot)  # constraints that all designs of this size share
 
 
-class SamplingDesign(KHotDistribution):
+class SamplingDesign(KHotDistribution, is_base=True):
     r"""A distribution over the k-hot vectors of length n: the base class of all designs.
 
     The parameter is either ``probs``, the inclusion probabilities :math:`\pi_i = P(x_i = 1)`, whose sum is k, or
@@ -150,29 +150,12 @@ class SamplingDesign(KHotDistribution):
         self.temperature = temperature if is_usual else checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, param.shape[-1:], validate_args=validate_args)
 
-    @classmethod
-    def _explain(cls, names: Set[str]) -> None:
-        advice = {
-            "n": "which is the length of a row; the number of ones is `k`. For probabilities in proportion to sizes, write "
-            f"{cls.__name__}(probs=capped_softmax(sizes.log(), k))"
-        }
-        if not cls._relaxes:
-            for name in ("relaxation", "temperature"):
-                advice[name] = (
-                    "as its `logits` are natural parameters: divide them by a temperature, or pass inclusion "
-                    "probabilities, probs=sigmoid_topk(logits, k, temperature), to a design that takes `probs`"
-                )
-        for name in names & advice.keys():
-            raise TypeError(f"{cls.__name__} takes no `{name}`, {advice[name]}")
-
     def _with_sizes(self, param: Tensor, k: Any) -> Tensor:
         """Sets the number of ones of each row, and returns the parameter with all batch dimensions."""
-        if type(k) is int and 0 <= k <= param.shape[-1]:
-            self._low = self._shared_k = self._size = k
-            self._support = k_hot_of_int(k)
-            return param
         param, self._low = (param, _sizes(param.detach())) if k is None else with_size(self.parameter_name, param, k)
-        self._shared_k = None if isinstance(self._low, Tensor) else self._low
+        if isinstance(self._low, int):
+            self._shared_k = self._size = self._low
+            self._support = k_hot_of_int(self._low)
         return param
 
     def _widened(self) -> Tensor:
@@ -294,12 +277,10 @@ class SamplingDesign(KHotDistribution):
     # Checks of the parameters and of values; each error message says what to do.
 
     def _fits(self) -> bool:
-        if self.parameter_name == "logits":
-            return is_finite(self._wide)
         return capped_simplex(self._size).holds(self._wide.detach())
 
-    def _validate_range(self) -> None:
-        if self.parameter_name == "probs" and self._wide.numel():
+    def _validate_constraints(self) -> None:
+        if self.parameter_name == "probs" and self._wide.numel() and can_look(self._wide):
             lowest, highest = (end.item() for end in self._wide.detach().aminmax())
             if math.isnan(lowest) or math.isnan(highest):
                 raise ValueError("`probs` must lie in [0, 1], but contain NaN")
@@ -309,6 +290,7 @@ class SamplingDesign(KHotDistribution):
                     f"`probs` must lie in [0, 1], but got entries from {lowest:.6g} to {highest:.6g}; give scores by "
                     f"keyword, logits=scores{sizes}"
                 )
+        super()._validate_constraints()
 
     def _validate_contents(self) -> None:
         check_sizes(self._low, self.event_shape[0])
@@ -347,11 +329,6 @@ class SamplingDesign(KHotDistribution):
                 f"`k` must lie between the number of `logits` equal to inf, {included[wrong][0]}, "
                 f"and that of those above -inf, {possible[wrong][0]}, but got k={low if low == high else (low, high)}"
             )
-
-    def _advice(self, value: Tensor) -> str:
-        if can_look(value) and ((value > 0) & (value < 1)).any():
-            return "\nentries between 0 and 1 are relaxed: relax the model too (khot.infer.KHotReparam)"
-        return ""
 
     # Sums over all k-hot vectors, unless a subclass overrides these members.
 

@@ -28,6 +28,8 @@ from khot._distributed.placements import has_dtensor, refuse_dtensor
 from khot._refusals import refuse_subclass, refuse_trace
 from khot._torch_internals import is_watched_by_dynamo, mark_as_outside_graphs, outside_graphs
 
+from ._arguments import refuse_unknown
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Types of arguments that are neither DTensors nor tensors with functions of their own.
@@ -64,7 +66,7 @@ def entry(function: F) -> F:
             if type(law).__init__ is not call:
                 return function(law, *args, **kwargs)
             if not (takes_any or known.issuperset(kwargs)):
-                law._explain(kwargs.keys() - known)
+                refuse_unknown(type(law), kwargs.keys() - known)
         counted = getattr(law, "_counted", ())
         if counted and sum(map(count_of_writes, counted)) != law._writes:
             raise _changed(law)

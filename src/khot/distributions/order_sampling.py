@@ -84,7 +84,7 @@ class OrderSampling(SamplingDesign):
             return topk_mask(self._ranks(shape, generator).neg_(), self._size)
         theta, draws = self._positions.detach(), math.prod(shape)
         seed = draw_seed(theta.device, generator)
-        drawn = kernel(theta, self.k, self._centre, seed, draws, self.dtype, self._noise.name)
+        drawn = kernel(theta, self._k, self._centre, seed, draws, self.dtype, self._noise.name)
         return drawn.view(shape + self._batch_shape + self._event_shape)
 
     def _sample_indices(self, shape: Size, generator: torch.Generator | None) -> Tensor:
@@ -112,5 +112,5 @@ class OrderSampling(SamplingDesign):
 
         positions = self._positions
         if law.is_fused(positions):
-            return of_rows(positions, self.k, *values)
-        return in_slabs(of_rows, self.k, positions, *values, largest=SLAB)
+            return of_rows(positions, self._k, *values)
+        return in_slabs(of_rows, self._k, positions, *values, largest=SLAB)

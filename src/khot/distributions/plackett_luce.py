@@ -72,8 +72,8 @@ class PlackettLuce(KHotDistribution):
     def __init__(self, logits: Tensor, k: int | Tensor, *, validate_args: bool | None = None) -> None:
         logits = checked_param("logits", logits)
         check_flag("validate_args", validate_args, optional=True)
-        logits, size = with_size("logits", logits, k)
-        self.parameter, self.parameter_name, self.dtype, self._size = logits, "logits", logits.dtype, size
+        self.parameter, self._low = logits, size = with_size("logits", logits, k)
+        self.parameter_name, self.dtype = "logits", logits.dtype
         self._shared_k = None if isinstance(size, Tensor) else size
         width = _largest(size) if isinstance(size, Tensor) else size
         super().__init__(logits.shape[:-1], Size([width]), validate_args=validate_args)
@@ -99,7 +99,11 @@ class PlackettLuce(KHotDistribution):
 
     @lazy
     def _k(self) -> Tensor:
-        return in_rows(self._size, self.parameter)
+        return in_rows(self._low, self.parameter)
+
+    @property
+    def _size(self) -> int | Tensor:
+        return self._low
 
     @property
     def _n(self) -> int:

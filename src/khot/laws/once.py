@@ -26,13 +26,12 @@ class Once(dict[str, Any]):
         """``make(*args)``, which is the same at every call; without gradient, and must not be written to."""
         found: R | None = self.get(name)
         if found is None:
-            constant = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
+            constants = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
             if torch.is_inference_mode_enabled():
-                with torch.inference_mode(False), torch.no_grad():
-                    found = make(*constant)
+                with torch.inference_mode(False):
+                    found = make(*constants)
             else:
-                with torch.no_grad():
-                    found = make(*constant)
+                found = make(*constants)
             if not torch.compiler.is_compiling() and runs_unwatched():
                 self[name] = found
         return found
