@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._contents import is_finite
 from khot._shapes import broadcast_shapes
-from khot._torch_internals import no_view, version_of
+from khot._torch_internals import apply_untransformed, no_view, version_of
 from khot.kernels.call import call_of, is_first_derivative
 from khot.kernels.count import (
     TABLE,
@@ -138,8 +139,8 @@ def _derivative(solved: Solved, g: Tensor, log_odds: bool) -> Tensor:
         variance = complement * inclusion
         each = (g / variance).clamp(-LARGEST, LARGEST).masked_fill(variance < TINY, 0.0)
     result = bernoulli_count_derivative.loop(logits, low, high, shift, complement, inclusion, each)
-    lost = result.isnan().any(-1) & ~shift.isnan()
-    if lost.any():
+    lost = None if is_finite(result) else result.isnan().any(-1) & ~shift.isnan()
+    if lost is not None and lost.any():
         with torch.enable_grad():
             rows = logits[lost].requires_grad_()
             tilted = tilt(rows, single_or_range(low[lost], high[lost]))
@@ -207,7 +208,7 @@ def inclusion(logits: Tensor, k: Size, kept: Once | None, log_odds: bool, by_tre
     solved = solve(logits, k, kept)
     if not (torch.is_grad_enabled() and logits.requires_grad):
         return _inclusion(solved, log_odds)
-    result: Tensor = _Inclusion.apply(logits, solved, log_odds, by_tree)
+    result: Tensor = apply_untransformed(_Inclusion, logits, solved, log_odds, by_tree)
     return result
 
 
@@ -265,7 +266,7 @@ def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Once | None, by_tree:
         solved = _for_values(solved, value.shape)
     if not (torch.is_grad_enabled() and (logits.requires_grad or value.requires_grad)):
         return _log_prob(value.detach(), solved)
-    result: Tensor = _LogProb.apply(logits, value, solved, by_tree)
+    result: Tensor = apply_untransformed(_LogProb, logits, value, solved, by_tree)
     return result
 
 
@@ -278,13 +279,11 @@ def sample(logits: Tensor, k: Size, draws: int, generator: torch.Generator | Non
 
     It makes them inside a vmap, too, so that draws with the same seed are the same there, except for a range of sizes.
     """
-    if bernoulli_count_draw.kernel(logits, draws) is None or (isinstance(k, SizeRange) and not takes(logits, k)):
+    kernel = bernoulli_count_draw.kernel(logits, draws)
+    if kernel is None or (isinstance(k, SizeRange) and not takes(logits, k)):
         return None
-    low, high = (number_on(logits.device, end).long() for end in (k if isinstance(k, SizeRange) else (k, k)))
-    batch_shape = broadcast_shapes(logits.shape[:-1], low.shape, high.shape)
-    rows = logits.to(torch.float64, copy=True).expand(*batch_shape, logits.shape[-1])
-    seed = draw_seed(logits.device, generator)
-    drawn: Tensor = bernoulli_count_draw(
-        rows, low.expand(batch_shape), high.expand(batch_shape), seed, draws, torch.bool
-    )
-    return drawn
+    ends = [number_on(logits.device, end).long() for end in (k if isinstance(k, SizeRange) else (k,))]
+    batch_shape = broadcast_shapes(logits.shape[:-1], *[end.shape for end in ends])
+    rows, ends = logits.to(torch.float64, copy=True), [end.expand(batch_shape) for end in ends]
+    rows = rows.expand(*batch_shape, logits.shape[-1])
+    return kernel(rows, ends[0], ends[-1], draw_seed(logits.device, generator), draws, torch.bool)
