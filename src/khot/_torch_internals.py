@@ -20,8 +20,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _C: Any = torch._C  # the functions that set the state of a trace are not annotated
 _AUTOGRAD = _C._autograd
-_SHOWS_HOOKS = hasattr(_AUTOGRAD, "_top_saved_tensors_default_hooks")
-_SHOWS_TRANSFORMS = torch.__version__ >= "2.7"
 _KEYS = torch._C._TorchDispatchModeKey
 _TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
 # The state of torch's dispatcher for code that is neither traced nor transformed.
@@ -50,7 +48,7 @@ def for_transforms() -> AbstractContextManager[Any]:
         return nullcontext()
     if torch.is_inference_mode_enabled():
         return _outside_inference_mode()
-    return nullcontext() if _hooks() is None else _without_hooks()
+    return nullcontext() if _last_hooks(False) is None else _without_hooks()
 
 
 @contextmanager
@@ -59,15 +57,14 @@ def _outside_inference_mode() -> Iterator[None]:
         yield
 
 
-def _hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """The hooks for saved tensors that were set last; None if there are none, or if torch, before 2.8, hides them."""
-    return _AUTOGRAD._top_saved_tensors_default_hooks(False) if _SHOWS_HOOKS else None
+# The hooks for saved tensors that were set last; None if there are none, or if torch, before 2.8, hides them.
+_last_hooks: Callable[[bool], Any] = getattr(_AUTOGRAD, "_top_saved_tensors_default_hooks", lambda ignored: None)
 
 
 @contextmanager
 def _without_hooks() -> Iterator[None]:
     removed = []
-    while (hooks := _hooks()) is not None:
+    while (hooks := _last_hooks(False)) is not None:
         removed.append(hooks)
         _AUTOGRAD._pop_saved_tensors_default_hooks()
     try:
@@ -81,13 +78,17 @@ def _without_hooks() -> Iterator[None]:
 is_wrapped: Callable[[Tensor], bool] = functorch.is_functorch_wrapped_tensor
 
 
+def _layers(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensor, and what the transforms have wrapped, from the outside to the inside."""
+    yield tensor
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+        yield tensor
+
+
 def is_mapped(tensor: Tensor) -> bool:
     """Whether this tensor represents many tensors inside a vmap."""
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor):
-            return True
-        tensor = functorch.get_unwrapped(tensor)
-    return False
+    return any(map(functorch.is_batchedtensor, _layers(tensor)))
 
 
 def may_differentiate(tensor: Tensor) -> bool:
@@ -97,15 +98,11 @@ def may_differentiate(tensor: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():  # a compiler cannot unwrap tensors
         return tensor.requires_grad
-    while True:
-        if tensor.requires_grad:
+    for x in _layers(tensor):
+        may_carry = in_forward_mode() and not functorch.is_batchedtensor(x)
+        if x.requires_grad or (may_carry and forward_ad.unpack_dual(x).tangent is not None):
             return True
-        may_carry = in_forward_mode() and not functorch.is_batchedtensor(tensor)
-        if may_carry and forward_ad.unpack_dual(tensor).tangent is not None:
-            return True
-        if not functorch.is_functorch_wrapped_tensor(tensor):
-            return False
-        tensor = functorch.get_unwrapped(tensor)
+    return False
 
 
 def is_transformed() -> bool:
@@ -145,7 +142,7 @@ def traced_transforms() -> tuple[str, ...]:
         return (innermost.key().name, *traced_transforms())
 
 
-if not _SHOWS_TRANSFORMS:
+if torch.__version__ < "2.7":
     traced_transforms = _count_as_constant(traced_transforms)
 
 
@@ -202,9 +199,8 @@ def is_recorded(tensor: Tensor) -> bool:
 
 def is_shape_only(tensor: Tensor) -> bool:
     """Whether this is a meta or a fake tensor."""
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-    return tensor.is_meta or isinstance(tensor, FakeTensor)
+    *_, innermost = _layers(tensor)
+    return innermost.is_meta or isinstance(innermost, FakeTensor)
 
 
 def is_traced_by_mode() -> bool:
@@ -222,12 +218,6 @@ def writes_program() -> bool:
 def overrides_torch_functions(kind: type) -> bool:
     """Whether a subclass of tensors replaces torch's functions with its own."""
     return kind.__torch_function__ is not torch._C._disabled_torch_function_impl  # type: ignore[attr-defined]
-
-
-def _dynamo_translator() -> Any:
-    """Dynamo's translator of the function that it traces at this moment; None if it traces none."""
-    dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
-    return getattr(getattr(dynamo, "tls", None), "current_tx", None)
 
 
 _frames: Any = torch._C._dynamo.eval_frame
@@ -281,7 +271,9 @@ def outside_graphs(function: Callable[..., R], *args: Any) -> R:
 
 def _torch_26_is_exporting() -> bool:
     """For torch 2.6 without such a function: its exporter sets this flag, and asks Dynamo for a program to export."""
-    return bool(getattr(torch.compiler, "_is_compiling_flag", False) or getattr(_dynamo_translator(), "export", False))
+    dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
+    translator = getattr(getattr(dynamo, "tls", None), "current_tx", None)
+    return bool(getattr(torch.compiler, "_is_compiling_flag", False) or getattr(translator, "export", False))
 
 
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", _torch_26_is_exporting)

@@ -148,7 +148,9 @@ class Operation:
         Raises:
             RuntimeError: If the requested backend takes the call but cannot run here.
         """
-        key = x.device, x.dtype, bool(x.numel() > 0 and x.shape[-1] <= MAX_N), *facts  # a bool if shapes are symbols
+        size = x.numel()
+        fits = 0 < size and (size <= MAX_N or x.shape[-1] <= MAX_N)
+        key = x.device, x.dtype, bool(fits), *facts  # a bool if shapes are symbols
         found = self.known.get(key)
         if found is None:
             if len(self.known) >= MOST_CHOICES:
