@@ -149,7 +149,7 @@ class Operation:
             RuntimeError: If the requested backend takes the call but cannot run here.
         """
         size = x.numel()
-        fits = 0 < size and (size <= MAX_N or x.shape[-1] <= MAX_N)
+        fits = size > 0 and (size <= MAX_N or x.shape[-1] <= MAX_N)
         key = x.device, x.dtype, bool(fits), *facts  # a bool if shapes are symbols
         found = self.known.get(key)
         if found is None:
