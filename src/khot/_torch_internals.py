@@ -58,7 +58,8 @@ def _outside_inference_mode() -> Iterator[None]:
 
 
 # The hooks for saved tensors that were set last; None if there are none, or if torch, before 2.8, hides them.
-_last_hooks: Callable[[bool], Any] = getattr(_AUTOGRAD, "_top_saved_tensors_default_hooks", lambda ignored: None)
+_shows_hooks = hasattr(_AUTOGRAD, "_top_saved_tensors_default_hooks")
+_last_hooks: Callable[[bool], Any] = _AUTOGRAD._top_saved_tensors_default_hooks if _shows_hooks else lambda _: None
 
 
 @contextmanager
