@@ -30,7 +30,7 @@ CALLS = {
     "mask with a graph": (lambda: khot.sigmoid_topk(LEAF, 5), 15, 9),
     "mask and gradient": (lambda: torch.autograd.grad(khot.sigmoid_topk(LEAF, 5), LEAF, X), 28, 9),
     "exponent": (lambda: khot.sparse_topk(X, 5), 15, 10),
-    "hard mask": (lambda: khot.topk_mask(X, 5), 23, 11),
+    "hard mask": (lambda: khot.topk_mask(X, 5), 24, 12),
     "module": (lambda: MODULE(X), 17, 11),
     "constructor of a design": (lambda: ConditionalPoisson(logits=X, k=5), 14, 7),
     "density of a design": (lambda: ConditionalPoisson(logits=X, k=5).log_prob(VALUE), 54, 17),

@@ -315,6 +315,16 @@ def checked_int(name: str, value: Any, what: str = "an int") -> int:
     return checked_index(name, value, what)
 
 
+def checked_integer(name: str, value: Any) -> int | Tensor:
+    """An int, or an integer tensor as int64, as not all integer types can be compared; the contents are not read."""
+    if not isinstance(value, Tensor):
+        return checked_int(name, value, "an int or an integer tensor")
+    check_strided(name, value)
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"`{name}` must be an int or an integer tensor, but got a tensor of dtype {value.dtype}")
+    return value.long()
+
+
 def checked_index(name: str, value: Any, what: str = "an int") -> int:
     """Anything that Python accepts as an int: its own, NumPy's, or an integer tensor with one element."""
     try:

@@ -24,7 +24,7 @@ from torch.distributions.transforms import Transform
 from khot._contents import can_look
 from khot._shapes import broadcast_shapes
 from khot._torch_internals import has_memory
-from khot._validation import check_strided, checked_count, checked_int
+from khot._validation import check_strided, checked_count, checked_integer
 from khot.kernels.exact.rows import compute_dtype, number_on
 from khot.kernels.selection import rows_not_k_hot
 from khot.relaxations import sigmoid_topk
@@ -223,13 +223,8 @@ class _Ranking(constraints.Constraint):
 
 
 def _checked_size(name: str, size: Any) -> int | Tensor:
-    if isinstance(size, Tensor):
-        check_strided(name, size)
-        if size.is_floating_point() or size.is_complex() or size.dtype == torch.bool:
-            raise TypeError(f"`{name}` must be an int or an integer tensor, but got dtype {size.dtype}")
-        return size.long()  # not all integer types can be compared
-    number = checked_int(name, size, "an int or an integer tensor")
-    if number < 0:
+    number = checked_integer(name, size)
+    if not isinstance(number, Tensor) and number < 0:
         raise ValueError(f"`{name}` must satisfy 0 <= {name} <= n, but got {number}")
     return number
 

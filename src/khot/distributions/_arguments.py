@@ -11,7 +11,7 @@ from khot._contents import can_look
 from khot._distributed.placements import refuse_dtensor
 from khot._host import has_float64
 from khot._shapes import broadcast_shapes
-from khot._validation import SOFTNESS_LIMITS, check_floating, check_strided, checked_int
+from khot._validation import SOFTNESS_LIMITS, check_floating, check_strided, checked_integer
 
 RANGE_ADVICE = "ConditionalPoisson(logits=logits, k=(low, high)) takes a range of sizes"
 
@@ -68,9 +68,9 @@ def with_size(name: str, param: Tensor, k: Any) -> tuple[Tensor, int | Tensor]:
         return param, k
     if isinstance(k, tuple):
         raise TypeError(f"`k` must be an int or an integer tensor, but got k={k!r}; {RANGE_ADVICE}")
-    size = _checked_integer("k", k)
+    size = checked_integer("k", k)
     if isinstance(size, Tensor):
-        return broadcast_with_k(name, param, size.to(param.device, torch.long))
+        return broadcast_with_k(name, param, size.to(param.device))
     if not 0 <= size <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
     return param, size
@@ -89,21 +89,13 @@ def check_sizes(k: Any, n: int) -> None:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
 
 
-def _checked_integer(name: str, k: Any) -> int | Tensor:
-    if not isinstance(k, Tensor):
-        return checked_int(name, k, "an int or an integer tensor")
-    refuse_dtensor(name, k)
-    check_strided(name, k)
-    if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
-        raise TypeError(f"`{name}` must be an int or an integer tensor, but got a tensor of dtype {k.dtype}")
-    return k
-
-
 def checked_range(k: tuple[Any, ...], n: int) -> tuple[int | Tensor, int | Tensor]:
     """The smallest and the largest size of a range; ints satisfy ``0 <= low <= high <= n``."""
     if len(k) != 2:
         raise ValueError(f"a range of sizes must be k=(low, high) or k=(low, high, log_prior), but got k={k!r}")
-    low, high = (_checked_integer(f"k[{i}]", end) for i, end in enumerate(k))
+    for i, end in enumerate(k):
+        refuse_dtensor(f"k[{i}]", end)
+    low, high = (checked_integer(f"k[{i}]", end) for i, end in enumerate(k))
     ints = [end for end in (low, high) if isinstance(end, int)]
     if ints != sorted(ints) or not all(0 <= end <= n for end in ints):
         raise ValueError(f"`k` must satisfy 0 <= low <= high <= n, but got k={k!r} with n={n}")

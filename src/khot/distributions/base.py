@@ -311,11 +311,9 @@ class KHotDistribution(TorchDistribution):
         """``_log_prob`` of values in the support, ``-inf`` elsewhere, or an error with validation on."""
         if self._is_in_support(value):
             return self._log_prob(value)
-        check_value(value)
-        if self._validate_args:
-            self._validate_sample(value)
-            if self._shared_k is not None:
-                return self._log_prob(value)
+        self._check_sample(value)
+        if self._validate_args and self._shared_k is not None:
+            return self._log_prob(value)
         inside = self._support.check(value)
         value = torch.where(inside.unsqueeze(-1), value, self._value(value))
         return self._log_prob(value).masked_fill(~inside, -torch.inf)
@@ -330,6 +328,12 @@ class KHotDistribution(TorchDistribution):
         if (shape != wanted and shape[len(shape) - len(wanted) :] != wanted) or holds is None:
             return False
         return bool((self._validate_args or value.is_cpu) and holds(value.detach()))
+
+    def _check_sample(self, value: Any) -> None:
+        """Checks the type of a value, and with validation on its shape and contents."""
+        check_value(value)
+        if self._validate_args:
+            self._validate_sample(value)
 
     def _validate_sample(self, value: Tensor) -> None:
         """Checks a value as torch does; but if rows differ in k, a value for several rows must fit only one of them."""

@@ -1,6 +1,5 @@
 """Conditional Poisson design: independent Bernoulli units, given that exactly k of them are ones."""
 
-import math
 from typing import Any, cast
 
 import torch
@@ -14,14 +13,12 @@ from khot.laws.inverse import solve_logits
 from khot.laws.largest_entropy import largest_entropy
 from khot.laws.size_prior import SizePrior
 from khot.laws.size_range import SizeRange
-from khot.laws.subsets import k_hot_vectors
 from khot.relaxations import topk_mask
 
 from ._arguments import broadcast_with_prior, checked_range, with_size
 from .base import lazy
-from .design import MAX_SUPPORT, TOO_MANY_ADVICE, SamplingDesign
+from .design import SamplingDesign
 from .entry import entry
-from .sizes import shared_ends
 
 
 class ConditionalPoisson(SamplingDesign):
@@ -187,20 +184,6 @@ class ConditionalPoisson(SamplingDesign):
             return topk_mask(self._wide, size_prior.mode(self._logits, self._size))
         positive = (self._wide.detach() > 0).sum(-1)
         return topk_mask(self._wide, positive.maximum(self._k).minimum(self._largest_k))
-
-    def _enumerated_support(self, expand: bool) -> Tensor:
-        if not self._size_varies:
-            return super()._enumerated_support(expand)
-        n, (low, high) = self.event_shape[0], shared_ends(self, "enumerate_support")
-        counts = {size: math.comb(n, size) for size in range(low, high + 1)}
-        if (count := sum(counts.values())) > MAX_SUPPORT:
-            raise ValueError(
-                f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but there are {count} with {low} to "
-                f"{high} ones out of {n} units; {TOO_MANY_ADVICE}"
-            )
-        values = torch.cat([k_hot_vectors(n, size, 0, number, self._like()) for size, number in counts.items()])
-        values = values.view(count, *(1,) * len(self.batch_shape), n)
-        return values.expand(count, *self.batch_shape, n) if expand else values
 
     def _sample(self, shape: Size, generator: torch.Generator | None) -> Tensor:
         return cast(Tensor, self._law.sample(self._logits, self._size, shape, generator, self._kept))

@@ -27,7 +27,7 @@ from khot.relaxations.mask_log_odds import mask_log_odds
 from ._arguments import Vector, check_sizes, checked_param, in_rows, with_size
 from .base import KHotDistribution, is_half, lazy
 from .entry import entry
-from .sizes import shared_k, sizes_of
+from .sizes import shared_ends, shared_k, sizes_of
 
 MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists; a longer list would not fit into memory
 LISTED = 2**20  # units of the k-hot vectors that a sum over all of them lists at a time: 8 MB
@@ -333,20 +333,21 @@ class SamplingDesign(KHotDistribution, is_base=True):
     # Sums over all k-hot vectors, unless a subclass overrides these members.
 
     def _enumerated_support(self, expand: bool) -> Tensor:
-        n, k = self.event_shape[0], shared_k(self, "enumerate_support", DIFFERENT_SIZES_ADVICE)
-        count, batch_shape = math.comb(n, k), self.batch_shape
-        if count > MAX_SUPPORT:
-            raise ValueError(
-                f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but C({n}, {k}) = {count}; "
-                f"{TOO_MANY_ADVICE}"
-            )
-        values = k_hot_vectors(n, k, 0, count, like=self._like())
-        values = values.view(count, *(1,) * len(batch_shape), n)
+        if self._size_varies:
+            low, high = shared_ends(self, "enumerate_support")
+        else:
+            low = high = shared_k(self, "enumerate_support", DIFFERENT_SIZES_ADVICE)
+        n, batch_shape = self.event_shape[0], self.batch_shape
+        counts = {k: math.comb(n, k) for k in range(low, high + 1)}
+        if (count := sum(counts.values())) > MAX_SUPPORT:
+            which = f"there are {count} with {low} to {high} ones out of {n} units"
+            which = f"C({n}, {low}) = {count}" if low == high else which
+            message = f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but {which}; {TOO_MANY_ADVICE}"
+            raise ValueError(message)
+        like = self._wide.detach().new_empty((), dtype=self.dtype)
+        listed = [k_hot_vectors(n, k, 0, number, like) for k, number in counts.items()]
+        values = (listed[0] if low == high else torch.cat(listed)).view(count, *(1,) * len(batch_shape), n)
         return values.expand(count, *batch_shape, n) if expand else values
-
-    def _like(self) -> Tensor:
-        """A tensor of the device and dtype of results."""
-        return self._wide.detach().new_empty((), dtype=self.dtype)
 
     def _pairwise_inclusion(self) -> Tensor:
         n = self.event_shape[0]

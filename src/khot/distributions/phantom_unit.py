@@ -6,7 +6,6 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from khot._validation import check_value
 from khot.constraints import k_hot
 from khot.kernels.exact.small_numbers import log_odds, sigmoid
 from khot.kernels.operators.autograd import with_derivatives_of
@@ -186,9 +185,7 @@ class PhantomUnit(SamplingDesign):
         return self._wrapped.sample(shape, generator=generator)[..., :-1]
 
     def _score(self, value: Tensor) -> Tensor:
-        check_value(value)
-        if self._validate_args:
-            self._validate_sample(value)
+        self._check_sample(value)
         # A value is outside the support if and only if, with its phantom, it is outside the support of the wrapped
         # design or impossible there.
         return self._wrapped.log_prob(with_phantom(self, value))

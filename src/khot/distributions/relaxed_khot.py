@@ -18,7 +18,6 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from khot._contents import can_look
 from khot._notes import feels_between_vertices
 from khot._torch_internals import may_differentiate
 from khot._validation import (
@@ -27,7 +26,6 @@ from khot._validation import (
     check_flag,
     check_function,
     check_positive_contents,
-    check_value,
     checked_positive,
 )
 from khot.constraints import capped_simplex
@@ -194,13 +192,11 @@ class RelaxedKHot(KHotDistribution):
         if self.relaxation is not sigmoid_topk:
             name = getattr(self.relaxation, "__name__", repr(self.relaxation))
             raise NotImplementedError(f"RelaxedKHot has no density with relaxation={name}, only with sigmoid_topk")
-        check_value(value)
-        if self._validate_args:
-            self._validate_sample(value)
+        self._check_sample(value)
         if self._checks_contents(value):
             self._check_interior(value)
             return self._log_density(log_odds(value))
-        if self._is_surely_inside(value):
+        if self._varies is True and self._is_in_support(value) and is_interior(value):
             return self._log_density(log_odds(value))
         inside = self._is_inside(value)
         return self._log_density(log_odds(value, inside), inside)
@@ -215,12 +211,6 @@ class RelaxedKHot(KHotDistribution):
                 "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; a relaxed model needs a "
                 "relaxed guide (khot.infer.KHotReparam), and hard data need a sampling design"
             )
-
-    def _is_surely_inside(self, value: Tensor) -> bool:
-        """Whether one quick test, on a CPU, shows that all values have a density."""
-        if self._varies is not True or value.device.type != "cpu" or not can_look(value, *self._tensors):
-            return False
-        return capped_simplex(self.k).holds(value.detach()) and is_interior(value)
 
     def _is_inside(self, value: Tensor) -> Tensor:
         """Whether a value has a density."""

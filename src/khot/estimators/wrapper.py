@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from khot._contents import looks_at_contents
 from khot._shapes import broadcast_shapes
-from khot._validation import check_flag, check_positive_contents, check_value, checked_positive, described
+from khot._validation import check_flag, check_positive_contents, checked_positive, described
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution, unrounded
 from khot.kernels.exact.rows import compute_dtype
@@ -122,9 +122,7 @@ class DesignWrapper(KHotDistribution):
 
     def _score(self, value: Tensor) -> Tensor:
         """Score of a k-hot value, differentiable in the value if the log_prob of the scoring design is."""
-        check_value(value)
-        if self._validate_args:
-            self._validate_sample(value)
+        self._check_sample(value)
         if self.scorer is None:
             return value.new_zeros(broadcast_shapes(value.shape[:-1], self.batch_shape))
         return self._delegate("log_prob", value)

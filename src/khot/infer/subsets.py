@@ -9,7 +9,7 @@ from torch import Tensor
 
 from khot._contents import can_look
 from khot._shapes import broadcast_shapes
-from khot._validation import check_strided, check_value, checked_index, described
+from khot._validation import check_value, checked_index, checked_integer, described
 from khot.distributions import SamplingDesign
 from khot.distributions.base import unrounded
 from khot.distributions.design import MAX_SUPPORT
@@ -190,12 +190,9 @@ def _checked_dtype(dtype: Any) -> torch.dtype:
 
 def _checked_integers(name: str, value: Any) -> Tensor:
     """An int or an integer tensor, as int64."""
-    if isinstance(value, Tensor):
-        check_strided(name, value)
-        if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
-            raise TypeError(f"`{name}` must be an int or an integer tensor, but got a tensor of dtype {value.dtype}")
-        return value.long()
-    number = checked_index(name, value)
+    number = checked_integer(name, value)
+    if isinstance(number, Tensor):
+        return number
     if not -MAX_RANK <= number <= MAX_RANK:
         raise ValueError(f"`{name}` must fit into 63 bits, but got {number}")
     return torch.tensor(number)

@@ -39,7 +39,7 @@ from torch import Tensor
 from khot._torch_internals import eager_dispatcher, no_view
 
 from .call import Call, call_of
-from .operators.autograd import move_batch_first
+from .operators.autograd import move_batch_first, wants_gradient
 from .operators.platforms import DEVICES, MAX_N, OBSTACLES, lacks_triton, warn_without_triton
 
 log = logging.getLogger("khot")
@@ -237,9 +237,12 @@ class Operator(Operation):
         """The results for these arguments, in a call of known kind."""
         if not call.is_plain:
             return self._definition(*args)
-        with torch.no_grad():
+        if wants_gradient(*args):
+            with torch.no_grad():
+                results = self.implementation(*args)(*args)
+        else:
             results = self.implementation(*args)(*args)
-            return no_view(results) if isinstance(results, Tensor) else tuple(map(no_view, results))
+        return no_view(results) if isinstance(results, Tensor) else tuple(map(no_view, results))
 
     def implementation(self, *args: Any) -> Callable[..., Any]:
         """The function that computes this call."""

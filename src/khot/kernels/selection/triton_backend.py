@@ -28,7 +28,7 @@ from khot._torch_internals import is_recorded
 
 from ..gpu.launch import launch
 from ..gpu.plans import Table, plan
-from ..gpu.tools import add3, arithmetic, on_device, rows_of
+from ..gpu.tools import add3, arithmetic, in_shape, on_device, rows_of
 from .exact import check_ranked, parts_of
 
 SELECT: Table = {
@@ -306,7 +306,7 @@ def topk_mask(x: Tensor, k: Tensor, check: bool) -> Tensor:
     items, sizes = rows_of(x), k.reshape(-1)
     y = torch.empty_like(items, memory_format=torch.contiguous_format)
     _select(items, y, sizes, sizes, False, False)
-    return y.reshape(x.shape)
+    return in_shape(y, x.shape)
 
 
 def topk_indices(x: Tensor, k: int, begins: Tensor, ends: Tensor, skips: bool, fill: int, check: bool) -> Tensor:
