@@ -10,6 +10,7 @@ of a range may also have a single size, ``low == high``.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,7 +21,6 @@ from khot._contents import is_dry_run
 from khot._torch_internals import no_view
 from khot.kernels.call import is_first_derivative
 from khot.kernels.count import (
-    bernoulli_count,
     bernoulli_count_derivative,
     covariance_inverse,
     inclusion_inverse,
@@ -28,7 +28,7 @@ from khot.kernels.count import (
 from khot.kernels.exact.row_slabs import by_rows
 from khot.kernels.exact.rows import number_on
 from khot.kernels.exact.small_numbers import sigmoid
-from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
+from khot.kernels.operators.autograd import SavingFunction, move_batch_first, with_forward_mode
 from khot.kernels.threshold import solve_threshold
 
 from .conditional_poisson import times_covariance
@@ -91,10 +91,8 @@ def solve_logits(
     """
     ends = k if isinstance(k, SizeRange) else (k, None)
     low, high = [end.expand(probs.shape[:-1]) if isinstance(end, Tensor) else end for end in ends]
-    goal = max(family.goal, ROUNDING * torch.finfo(probs.dtype).eps)
-    if log_odds is None:
-        return cast(Tensor, _apply_solve(probs.double(), low, high, family, goal, None))
-    return cast(Tensor, _apply_solve(sigmoid(log_odds), low, high, family, goal, log_odds.detach()))
+    given = (probs.double(), None) if log_odds is None else (sigmoid(log_odds), log_odds.detach())
+    return cast(Tensor, _apply_solve(given[0], low, high, family, _goal(family, probs), given[1]))
 
 
 def times_covariance_at(probs: Tensor, k: Tensor | SizeRange, g: Tensor) -> Tensor:
@@ -102,21 +100,27 @@ def times_covariance_at(probs: Tensor, k: Tensor | SizeRange, g: Tensor) -> Tens
 
     If it is not differentiated again and the size is single, kernels find the law and multiply.
     """
-    is_plain = not isinstance(k, SizeRange) and g.numel() and is_first_derivative(probs, k, g)
-    if isinstance(k, SizeRange) or not (is_plain and bernoulli_count.is_fused(probs, probs.shape[-1])):
+
+    def of_rows(_: Family, k: Size, probs: Tensor, g: Tensor) -> Tensor:
         return times_covariance(g.double(), solve_logits(probs, k), k)
-    goal = max(CONDITIONAL_POISSON.goal, ROUNDING * torch.finfo(probs.dtype).eps)
-    rows, right, sizes = _flat(probs.double()), _flat(g.double()), k.expand(probs.shape[:-1]).reshape(-1)
-    logits, tilt, error = inclusion_inverse.loop(rows.log() - torch.log1p(-rows), sizes, goal)
-    lost = ~(error <= max(ACCEPTED, goal))
-    if lost.all():
-        product = torch.empty_like(right)
-    else:
-        product = bernoulli_count_derivative.loop(logits, sizes, sizes, tilt, 1 - rows, rows, right)
-        lost |= product.isnan().any(-1)
-    if lost.any():
-        product[lost] = times_covariance(right[lost], solve_logits(_flat(probs)[lost], sizes[lost]), sizes[lost])
-    return product.view(g.shape)
+
+    def of_loop(k: Tensor, probs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        goal, rows = _goal(CONDITIONAL_POISSON, probs), probs.double()
+        logits, tilt, error = inclusion_inverse.loop(_log_odds(rows), k, goal)
+        product = bernoulli_count_derivative.loop(logits, k, k, tilt, 1 - rows, rows, g.double())
+        return product, ~(error <= max(ACCEPTED, goal)) | product.isnan().any(-1)
+
+    if isinstance(k, SizeRange) or not is_first_derivative(probs, k, g):
+        return of_rows(CONDITIONAL_POISSON, k, probs, g)
+    return _of_all_rows(of_rows, of_loop, k.expand(probs.shape[:-1]), None, CONDITIONAL_POISSON, probs, g)
+
+
+def _goal(family: Family, probs: Tensor) -> float:
+    return max(family.goal, ROUNDING * torch.finfo(probs.dtype).eps)
+
+
+def _log_odds(probs: Tensor) -> Tensor:
+    return probs.log() - torch.log1p(-probs)  # not `logit`, which wakes torch's threads even for a few numbers
 
 
 class _SolveLogits(Function):
@@ -124,7 +128,18 @@ class _SolveLogits(Function):
     def forward(
         probs: Tensor, low: int | Tensor, high: Tensor | None, family: Family, goal: float, log_odds: Tensor | None
     ) -> Tensor:
-        return no_view(_solution(probs, low, high, family, goal, log_odds))
+        def of_rows(family: Family, k: Size, given: Tensor) -> Tensor:
+            varies = isinstance(k, SizeRange)
+            target = given.masked_fill(given < math.log(NO_VARIANCE), -torch.inf) if varies else _target(given, k)
+            return solve_scores(target, k, family._replace(goal=goal))
+
+        def of_loop(k: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+            logits, _, error = inclusion_inverse.loop(given, k, goal)
+            is_wide = given.masked_fill(given.isinf(), 0.0).abs().amax(-1) > WIDE
+            return logits, ~(error <= max(ACCEPTED, goal)) | is_wide
+
+        given = _log_odds(probs) if log_odds is None else log_odds
+        return no_view(_of_all_rows(of_rows, of_loop, low, high, family, given))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -151,7 +166,7 @@ def _pull_back(logits: Tensor, probs: Tensor, design: Sequence[Any], grad_logits
         return cast(Tensor, _apply_covariance_solve(logits, grad_logits, *design))
     interior, b = logits.isfinite(), grad_logits
     if family is not CONDITIONAL_POISSON:
-        b = without_mean(grad_logits.masked_fill(~interior, 0.0), interior, goal)
+        b = without_mean(b, interior, NO_SUM * goal)
     v = _apply_covariance_solve(_DifferentiatedOnce.apply(logits), b, *design)
     return _if_single(design, centred(v, interior, probs * (1 - probs)), v)
 
@@ -162,26 +177,19 @@ def _if_single(design: Sequence[Any], x: Tensor, otherwise: Tensor) -> Tensor:
     return x if high is None else torch.where((low == high)[..., None], x, otherwise)
 
 
-class _DifferentiatedOnce(Function):
+def _refused(*_: Any) -> Any:
+    raise NotImplementedError(ONCE)
+
+
+class _DifferentiatedOnce(SavingFunction):
     """The identity. Its derivative, which is asked for only if something depends on the argument, is an error."""
 
     generate_vmap_rule = True
+    backward = jvp = staticmethod(_refused)
 
     @staticmethod
     def forward(logits: Tensor) -> Tensor:
         return logits.view_as(logits)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
-        raise NotImplementedError(ONCE)
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Any:
-        raise NotImplementedError(ONCE)
 
 
 class _CovarianceSolve(Function):
@@ -195,7 +203,16 @@ class _CovarianceSolve(Function):
     def forward(
         logits: Tensor, b: Tensor, low: int | Tensor, high: Tensor | None, family: Family, goal: float
     ) -> Tensor:
-        return no_view(_covariance_solution(logits, b, low, high, family, goal))
+        tolerance, rounding = max(CG_TOLERANCE, goal), NO_SUM * goal
+
+        def of_rows(family: Family, k: Size, logits: Tensor, b: Tensor) -> Tensor:
+            return solve_system(logits, b, k, family, tolerance, rounding)
+
+        def of_loop(k: Tensor, logits: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+            v = covariance_inverse.loop(logits, b, k, tolerance, rounding)
+            return v, v.isnan().any(-1)
+
+        return no_view(_of_all_rows(of_rows, of_loop, low, high, family, logits, b))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -225,10 +242,6 @@ def _solve_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor
     return _if_single(ctx.design, centred(v, interior), v)
 
 
-def _refused(*_: Any) -> Tensor:
-    raise NotImplementedError(ONCE)
-
-
 _apply_solve = with_forward_mode(_SolveLogits, _solve_jvp)
 _apply_covariance_solve = with_forward_mode(_CovarianceSolve, _refused)
 
@@ -248,98 +261,38 @@ def _target(log_odds: Tensor, k: int | Tensor) -> Tensor:
     return target.masked_fill(interior & (left >= interior.sum(-1, keepdim=True)), torch.inf)
 
 
-def _covariance_solution(
-    logits: Tensor, b: Tensor, low: int | Tensor, high: Tensor | None, family: Family, goal: float
+def _of_all_rows(
+    of_rows: Callable[..., Tensor],
+    of_loop: Callable[..., tuple[Tensor, Tensor]],
+    low: int | Tensor,
+    high: Tensor | None,
+    family: Family,
+    *arguments: Tensor,
 ) -> Tensor:
-    """The v of :class:`_CovarianceSolve`."""
-    if is_dry_run(logits, b):
-        return torch.empty_like(logits)
-    tolerance = max(CG_TOLERANCE, goal)
+    """``of_rows(family, k, *arguments)``, or ``of_loop(k, *arguments)``, which tells the rows that it leaves."""
+    x, n = arguments[0], arguments[0].shape[-1]
+    if is_dry_run(*arguments):
+        return torch.empty_like(x)
     if high is not None:
-        return _by_kind(
-            lambda k, logits, b: _covariance_solution(logits, b, k, None, family, goal),
-            lambda sizes, logits, b: solve_system(logits, b, sizes, RANGE, tolerance),
-            SizeRange(low, high),
-            logits,
-            b,
-        )
-
-    def of_rows(k: "int | Tensor", logits: Tensor, b: Tensor) -> Tensor:
-        interior = logits.isfinite()
-        b = without_mean(b.masked_fill(~interior, 0.0), interior, goal)
-        return solve_system(logits, b, k, family, tolerance)
-
-    if not _has_kernel(logits, family):
-        return _by_rows(of_rows, low, logits, b)
-    rows, right, sizes = _flat(logits), _flat(b), _sizes(logits, low)
-    v = covariance_inverse.loop(rows, right, sizes, tolerance, NO_SUM * goal)
-    lost = v.isnan().any(-1)
+        single, found = low == high, torch.empty_like(x, memory_format=torch.contiguous_format)
+        if single.any():
+            rows = [v[single] for v in arguments]
+            found[single] = _of_all_rows(of_rows, of_loop, low[single], None, family, *rows)
+        if not single.all():
+            rows = [v[~single] for v in arguments]
+            found[~single] = of_rows(RANGE, SizeRange(low[~single], high[~single]), *rows)
+        return found
+    if family is not CONDITIONAL_POISSON or not x.numel() or not inclusion_inverse.is_fused(x, n):
+        return _by_slabs(partial(of_rows, family), low, *arguments)
+    rows = [v.reshape(-1, n) for v in arguments]
+    sizes = low.reshape(-1) if isinstance(low, Tensor) else x.new_full((len(rows[0]),), low, dtype=torch.long)
+    found, lost = of_loop(sizes, *rows)
     if lost.any():
-        v[lost] = _by_rows(of_rows, sizes[lost], rows[lost], right[lost])
-    return v.view(logits.shape)
+        found[lost] = _by_slabs(partial(of_rows, family), sizes[lost], *(v[lost] for v in rows))
+    return found.view(x.shape)
 
 
-def _solution(
-    probs: Tensor, low: int | Tensor, high: Tensor | None, family: Family, goal: float, log_odds: Tensor | None
-) -> Tensor:
-    """:func:`solve_logits`, without derivatives."""
-    if is_dry_run(probs):
-        return torch.empty_like(probs)
-    # Not `logit`, which wakes torch's threads even for a few numbers.
-    given = probs.log() - torch.log1p(-probs) if log_odds is None else log_odds
-    if high is not None:
-        least, solved_for = math.log(NO_VARIANCE), RANGE._replace(goal=goal)
-        return _by_kind(
-            lambda k, given: _solution(given, k, None, family, goal, given),
-            lambda sizes, given: solve_scores(given.masked_fill(given < least, -torch.inf), sizes, solved_for),
-            SizeRange(low, high),
-            given,
-        )
-    solved_for = family._replace(goal=goal)
-
-    def of_rows(k: "int | Tensor", given: Tensor) -> Tensor:
-        return solve_scores(_target(given, k), k, solved_for)
-
-    if not _has_kernel(given, family):
-        return _by_rows(of_rows, low, given)
-    rows, sizes = _flat(given), _sizes(given, low)
-    logits, _, error = inclusion_inverse.loop(rows, sizes, goal)
-    lost = ~(error <= max(ACCEPTED, goal)) | (rows.masked_fill(rows.isinf(), 0.0).abs().amax(-1) > WIDE)
-    if lost.any():
-        logits[lost] = _by_rows(of_rows, sizes[lost], rows[lost])
-    return logits.view(given.shape)
-
-
-def _has_kernel(x: Tensor, family: Family) -> bool:
-    """Whether a kernel solves these rows one by one."""
-    return family is CONDITIONAL_POISSON and x.numel() > 0 and inclusion_inverse.is_fused(x, x.shape[-1])
-
-
-def _flat(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1])
-
-
-def _sizes(x: Tensor, k: int | Tensor) -> Tensor:
-    """k of each row."""
-    if isinstance(k, Tensor):
-        return k.reshape(-1)
-    return x.new_full((x.numel() // x.shape[-1],), k, dtype=torch.long)
-
-
-def _by_kind(
-    of_size: Callable[..., Tensor], of_range: Callable[..., Tensor], sizes: SizeRange, *arguments: Tensor
-) -> Tensor:
-    """``of_size(k, *arguments)`` in the rows of a single size, and ``of_range(sizes, *arguments)`` in the others."""
-    low, high = (cast(Tensor, end) for end in sizes)
-    single, found = low == high, torch.empty_like(arguments[0], memory_format=torch.contiguous_format)
-    if single.any():
-        found[single] = of_size(low[single], *(x[single] for x in arguments))
-    if not single.all():
-        found[~single] = of_range(SizeRange(low[~single], high[~single]), *(x[~single] for x in arguments))
-    return found
-
-
-def _by_rows(function: Callable[..., Tensor], k: int | Tensor, *arguments: Tensor) -> Tensor:
+def _by_slabs(function: Callable[..., Tensor], k: int | Tensor, *arguments: Tensor) -> Tensor:
     """``function(k, *arguments)`` by slabs of rows, since product trees take much memory."""
     if isinstance(k, int):
         return by_rows(lambda *rows: (function(k, *rows),), SLAB, *arguments)[0]

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from .conditional_poisson import inclusion_log_odds, inclusion_probabilities, size_probabilities, slopes
+from .conditional_poisson import inclusion_log_odds, size_probabilities, slopes
 from .size_range import SizeRange
 from .tilted_tree import Size
 
@@ -60,21 +60,26 @@ def centred(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor
     return (x - mean).masked_fill(~interior, 0.0)
 
 
-def without_mean(b: Tensor, interior: Tensor, goal: float) -> Tensor:
-    """Subtracts the mean of b, which is 0 outside the interior, unless its sum is only rounding.
+def interior_of(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Zero outside the interior; constants stay, because they are not in the null space of C if the size varies."""
+    return x.masked_fill(~interior, 0.0)
+
+
+def without_mean(b: Tensor, interior: Tensor, rounding: float, centre: Callable[..., Tensor] = centred) -> Tensor:
+    """b, and 0 outside the interior, without its mean, unless its sum is only rounding, relative to its entries.
 
     The sum is rounding for the gradient of a function that no constant changes. For a unit of small probability, by
     which the solution of a system divides, such a mean may exceed its own entry.
     """
-    has_sum = b.sum(-1, keepdim=True).abs() > NO_SUM * goal * b.abs().sum(-1, keepdim=True)
-    return torch.where(has_sum, centred(b, interior), b)
+    b = b.masked_fill(~interior, 0.0)
+    has_sum = b.sum(-1, keepdim=True).abs() > rounding * b.abs().sum(-1, keepdim=True)
+    return torch.where(has_sum, centre(b, interior), b)
 
 
 class Family(NamedTuple):
     """Designs with one parameter per unit, and what the solution needs to know about them."""
 
-    mean: Callable[[Tensor, Any], Tensor]  # inclusion probabilities at (logits, k)
-    scores: Callable[[Tensor, Any], Tensor]  # these on a scale on which they are nearly linear in the logits
+    scores: Callable[[Tensor, Any], Tensor]  # inclusion probabilities at (logits, k), on a scale that is nearly linear
     from_log_odds: Callable[[Tensor], Tensor]  # to that scale
     slope: Callable[[Tensor], Tensor]  # derivative of a probability with respect to its score
     guess: Callable[[Tensor], Tensor] = lambda scores: scores  # approximate logits for these scores
@@ -100,7 +105,6 @@ def _without_correlation(log_odds: Tensor) -> Tensor:
 
 
 CONDITIONAL_POISSON = Family(
-    inclusion_probabilities,
     inclusion_log_odds,
     lambda log_odds: log_odds,
     _logistic_slope,
@@ -109,19 +113,7 @@ CONDITIONAL_POISSON = Family(
 )
 
 
-def interior_of(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Zero outside the interior; constants stay, because they are not in the null space of C if the size varies."""
-    return x.masked_fill(~interior, 0.0)
-
-
 RANGE = CONDITIONAL_POISSON._replace(guess=lambda scores: scores, further=1.0, centre=interior_of)
-
-
-def _products(logits: Tensor, k: Size, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The slopes D, to the relative accuracy of every entry, and the products with C."""
-    scores, pulled_back = slopes(family.scores, logits, k)
-    weight = family.slope(scores)
-    return weight, lambda v: pulled_back(weight * v)  # the derivative of the scores is D^-1 C
 
 
 def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
@@ -177,7 +169,8 @@ def _newton(logits: Tensor, target: Tensor, k: Size, family: Family) -> Tensor:
             break
         scores = target - r
         weight = family.slope(scores)
-        step = solve_system(logits, weight * family.centre(r, interior, weight), k, family, CG_FORCING)
+        b = weight * family.centre(r, interior, weight)
+        step = solve_system(logits, b, k, family, CG_FORCING, NO_SUM * family.goal)
         for _ in range(MAX_HALVINGS):
             new_r, new_error = residual(logits + step)
             worse = ~(new_error < error)
@@ -233,40 +226,34 @@ def guess_in_range(log_odds: Tensor, sizes: SizeRange) -> Callable[[Tensor], Ten
     return guess
 
 
-def solve_system(logits: Tensor, b: Tensor, k: Any, family: Family, tolerance: float) -> Tensor:
-    """v with C v = b over the finite logits, with mean 0 weighted by D; b sums to 0, up to rounding."""
-    weight, product = _products(logits, k, family)
-    return _conjugate_gradients(product, b, weight, tolerance, family.centre)
+def solve_system(logits: Tensor, b: Tensor, k: Size, family: Family, tolerance: float, rounding: float) -> Tensor:
+    """v with C v = b over the finite logits, by conjugate gradients, preconditioned by D; v has mean 0 weighted by D.
 
-
-def _conjugate_gradients(
-    product: Callable[[Tensor], Tensor],
-    b: Tensor,
-    weight: Tensor,
-    tolerance: float,
-    centre: Callable[..., Tensor] = centred,
-) -> Tensor:
-    """Solves ``product(v) = b`` in the rows of b, preconditioned by ``1 / weight``, for v of weighted mean 0.
-
-    The sum of b over a row is 0, up to the rounding of terms that may be much larger. No v can remove such a remainder,
-    so it is removed from b and from the preconditioned residual z.
+    b sums to 0 over a row of a single size, up to the rounding of terms that may be much larger. No v can remove such a
+    remainder, so it is removed from b and from the preconditioned residual z.
 
     If units of small weight have large entries of b, a norm would only measure their v, so these units pass their
     entries on to the others beforehand. Units of negligible weight, which no others depend on, get their v afterwards.
     """
+    scores, pulled_back = slopes(family.scores, logits, k)
+    weight = family.slope(scores)  # D, to the relative accuracy of every entry; the derivative of the scores is D^-1 C
     interior, total = weight > 0, weight.sum(-1, keepdim=True)
     common, inverse = weight > NEGLIGIBLE * total, torch.where(interior, 1 / weight, 0.0)
 
-    def preconditioned(r: Tensor) -> Tensor:
-        return centre(inverse * r, common, weight)
+    def product(v: Tensor) -> Tensor:
+        return pulled_back(weight * v)
 
-    small, alone = weight <= SMALL * total, centre(inverse * b, interior, weight)
+    def preconditioned(r: Tensor) -> Tensor:
+        return family.centre(inverse * r, common, weight)
+
+    b = without_mean(b, logits.isfinite(), rounding, family.centre)
+    small, alone = weight <= SMALL * total, family.centre(inverse * b, interior, weight)
     b = weight * alone
     of_small, of_others = ((alone * b).masked_fill(x, 0.0).sum(-1, keepdim=True) for x in (~small, small))
     passed_on = of_small > of_others
     v, r = torch.where(small & passed_on, alone, 0.0), b
     if passed_on.any():
-        r = weight * centre(inverse * (b - product(v)), interior, weight)
+        r = weight * family.centre(inverse * (b - product(v)), interior, weight)
     z = preconditioned(r)
     d, rz = z, (r * z).sum(-1, keepdim=True)
     # What is passed on may be only rounding, so no goal may be relative to it.
@@ -275,7 +262,7 @@ def _conjugate_gradients(
     for _ in range(MAX_CG_STEPS):
         active = wanted & ~(rz <= goal)
         if not active.any():
-            return centre(v + torch.where(common, z, inverse * r), interior, weight)
+            return family.centre(v + torch.where(common, z, inverse * r), interior, weight)
         c = product(d)
         step = torch.where(active, rz / (d * c).sum(-1, keepdim=True), 0.0)
         v, r = v + step * d, r - step * c

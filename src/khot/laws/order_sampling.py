@@ -292,7 +292,7 @@ def _family(noise: Noise, quantile: Callable[[Tensor], Tensor]) -> Family:
         law = noise.law(z)
         return law.log_cdf.exp() * law.ahead
 
-    return Family(partial(inclusion_probabilities, noise), scores, quantile, slope, goal=1e-12)
+    return Family(scores, quantile, slope, goal=1e-12)
 
 
 FAMILIES: dict[Noise, Family] = {

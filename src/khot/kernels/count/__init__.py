@@ -75,7 +75,7 @@ bernoulli_count_derivative = _Loop("bernoulli_count_derivative", ".numba_backend
 bernoulli_count_log_prob = _Loop("bernoulli_count_log_prob", ".numba_backend")
 bernoulli_count_log_prob_derivative = _Loop("bernoulli_count_log_prob_derivative", ".numba_backend")
 inclusion_inverse = _Loop("inclusion_inverse", ".numba_inverse", short_rows)
-covariance_inverse = _Loop("covariance_inverse", ".numba_systems")
+covariance_inverse = _Loop("covariance_inverse", ".numba_inverse")
 
 FOREST_LEVELS = 10  # levels of the trees that a program holds
 TRITON_WIDTH = 1024  # widest child of a node above these that is convolved directly; beyond it the FFT is faster
