@@ -18,69 +18,34 @@ Everything builds on :mod:`.numba_table`. Rows that are not solved are left to o
 
 # mypy: disable-error-code="no-untyped-def"
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..cpu.lanes import LANES, at, every, if_positive, put
 from ..cpu.loops import inlined, kernel, over_rows, per_row, specialised, summed
-from ..cpu.maths import EXP, LOG
-from . import TABLE_OF_INVERSE
-from .numba_table import (
-    Array,
-    bend,
-    climb,
-    counts_zeros,
-    descend,
-    empty_block,
-    is_sound,
-    lanes_of,
-    row_of,
-    tabulate,
-    weigh,
-    weigh_sizes,
-    widest_of,
-)
+from ..cpu.maths import LOG
+from . import TABLE_OF_INVERSE, numba_table
+from .numba_long import fates
+from .numba_table import empty_block, is_sound, lanes_of, row_of, widest_of
 
 FARTHEST = 575.0  # e^-575 is 1e-250, as in laws.inverse: log-odds beyond this are infinite
 ACCEPTED = 1e-11  # as in laws.inverse_newton: an error that rounding may leave
 STEPS = 40  # 2 to 8 are usual
 MARGIN = 1e3  # factor by which a predicted error must be small enough
 
-_exp, _log = EXP[np.float64], LOG[np.float64]
+_log = LOG[np.float64]
 
 
-class _Search(NamedTuple):
-    """The state of the iteration in a block of rows: vectors of the units, and numbers of the rows."""
-
-    target: Array
-    scale: Array  # the inverse of the residual that counts as an error of 1; 0 for units without a choice
-    aim: Array  # a
-    residual: Array  # r
-    weight: Array  # D, up to a factor
-    p: Array
-    q: Array
-    last_aim: Array
-    last_residual: Array
-    move: Array
-    going: Array  # positive in rows that are not finished
-    error: Array  # infinite in these
-    largest: Array
-    last: Array
+# The state of the iteration in a block of rows: vectors of the units, and numbers of the rows.
+TARGET, SCALE = 0, 1  # the inverse of the residual that counts as an error of 1; 0 for units without a choice
+AIM, RESIDUAL, WEIGHT = 2, 3, 4  # a, r and D
+LAST_AIM, LAST_RESIDUAL, MOVE = 5, 6, 7
+P, Q, LEAN = 8, 9, 8  # or q - p
+GOING, ERROR, LARGEST, LAST = 10, 11, 12, 13  # positive in rows that are not finished; their errors are infinite
 
 
 @per_row
-def _empty_search(n):
-    units, numbers = np.zeros((10, n * LANES)), np.empty((4, LANES))
-    return _Search(
-        units[0], units[1], units[2], units[3], units[4], units[5], units[6], units[7], units[8], units[9],
-        numbers[0], numbers[1], numbers[2], numbers[3],
-    )  # fmt: skip
-
-
-@inlined
 def _any_is_going(going):
     found = False
     for lane in range(LANES):
@@ -88,44 +53,47 @@ def _any_is_going(going):
     return found
 
 
-@inlined
+@per_row
 def _judge(search):
     """Subtracts from the residuals the constant by which the target may be off; writes the largest error of a row."""
-    n, zero, total, lack = search.aim.shape[0] // LANES, every(0.0), every(0.0), every(0.0)
+    scale, residual, weight = search[SCALE], search[RESIDUAL], search[WEIGHT]
+    n, zero, total, lack = search.shape[1] // LANES, every(0.0), every(0.0), every(0.0)
     for i in range(n):
-        weight = if_positive(at(search.scale, i), at(search.weight, i), zero)
-        total = total + weight
-        lack = lack + weight * if_positive(at(search.scale, i), at(search.residual, i), zero)
+        share = if_positive(at(scale, i), at(weight, i), zero)
+        total = total + share
+        lack = lack + share * if_positive(at(scale, i), at(residual, i), zero)
     mean = lack / total
     largest = mean - mean  # NaN if a residual is
     for i in range(n):
-        r = if_positive(at(search.scale, i), at(search.residual, i) - mean, zero)
-        size = if_positive(r, r, zero - r) * at(search.scale, i)
+        r = if_positive(at(scale, i), at(residual, i) - mean, zero)
+        size = if_positive(r, r, zero - r) * at(scale, i)
         largest = if_positive(size - largest, size, largest)
-        put(search.residual, i, r)
-    put(search.largest, 0, largest)
+        put(residual, i, r)
+    put(search[LARGEST], 0, largest)
 
 
-@inlined
+@per_row
 def _combine(search, is_first):
     """Moves the aim by a step of Anderson's method: by the residual, corrected by the last move."""
-    n, of_both, of_change = search.aim.shape[0] // LANES, every(0.0), every(0.0)
+    scale, aim, residual, weight = search[SCALE], search[AIM], search[RESIDUAL], search[WEIGHT]
+    last_residual, last_aim, move, going = search[LAST_RESIDUAL], search[LAST_AIM], search[MOVE], search[GOING]
+    n, of_both, of_change = search.shape[1] // LANES, every(0.0), every(0.0)
     for i in range(n):
-        lack = at(search.residual, i)
-        there = at(search.aim, i) + lack
-        change = lack - at(search.last_residual, i)
-        put(search.move, i, there - at(search.last_aim, i))
-        put(search.last_residual, i, lack)
-        put(search.last_aim, i, there)
-        scaled = at(search.weight, i) * at(search.scale, i) * at(search.scale, i) * change
+        lack = at(residual, i)
+        there = at(aim, i) + lack
+        change = lack - at(last_residual, i)
+        put(move, i, there - at(last_aim, i))
+        put(last_residual, i, lack)
+        put(last_aim, i, there)
+        scaled = at(weight, i) * at(scale, i) * at(scale, i) * change
         of_both = of_both + scaled * lack
         of_change = of_change + scaled * change
     factor = if_positive(of_change, of_both / of_change, every(0.0))
     for i in range(n):
-        new = at(search.last_aim, i)
+        new = at(last_aim, i)
         if not is_first:
-            new = new - factor * at(search.move, i)
-        put(search.aim, i, if_positive(at(search.going, 0) * at(search.scale, i), new, at(search.aim, i)))
+            new = new - factor * at(move, i)
+        put(aim, i, if_positive(at(going, 0) * at(scale, i), new, at(aim, i)))
 
 
 def _solver(name, guess, evaluate):
@@ -134,9 +102,10 @@ def _solver(name, guess, evaluate):
 
         @per_row
         def solve(block, n, goal, search):
-            going, errors, last = search.going, search.error, search.last
+            going, errors, largest, last = search[GOING], search[ERROR], search[LARGEST], search[LAST]
+            target, aim = search[TARGET], search[AIM]
             for c in range(n * LANES):  # an assignment of whole arrays would take seconds to compile
-                search.aim[c] = search.target[c]
+                aim[c] = target[c]
             for lane in range(LANES):
                 last[lane], going[lane] = np.inf, 1.0 if errors[lane] == np.inf else -1.0
             for step in range(STEPS):
@@ -146,7 +115,7 @@ def _solver(name, guess, evaluate):
                 evaluate(block, n, search)
                 _judge(search)
                 for lane in range(LANES):
-                    error = search.largest[lane]
+                    error = largest[lane]
                     if going[lane] > 0 and not error < np.inf:
                         errors[lane], going[lane] = 1.0, -1.0
                     elif going[lane] > 0 and (error <= goal or (last[lane] <= ACCEPTED and not error < last[lane])):
@@ -155,7 +124,7 @@ def _solver(name, guess, evaluate):
                     return
                 _combine(search, step == 0)
                 for lane in range(LANES):
-                    error = search.largest[lane]
+                    error = largest[lane]
                     if going[lane] > 0 and step > 0 and error * error / last[lane] * MARGIN <= goal:
                         errors[lane], going[lane] = goal, -1.0
                     last[lane] = error
@@ -163,25 +132,16 @@ def _solver(name, guess, evaluate):
     return solve
 
 
-@summed
-def _chances(z, p, q):
-    for i in range(z.shape[0]):
-        e = _exp(-abs(z[i]))
-        s = 1.0 / (1.0 + e)
-        p[i] = s if z[i] > 0 else e * s
-        q[i] = e * s if z[i] > 0 else s
-
-
 @inlined
 def _guess(block, n, search):
     """Writes z = M(a)."""
-    spread = every(0.25)
-    _chances(search.aim, search.p, search.q)
+    aim, ones, zeros, spread = search[AIM], search[P], search[Q], every(0.25)
+    fates(aim, 0.0, ones, zeros)
     for i in range(n):
-        spread = spread + at(search.p, i) * at(search.q, i)
+        spread = spread + at(ones, i) * at(zeros, i)
     for i in range(n):
-        p, q = at(search.p, i), at(search.q, i)
-        put(block.z, i, at(search.aim, i) + every(0.5) * (q - p) / (spread - p * q))
+        p, q = at(ones, i), at(zeros, i)
+        put(block.z, i, at(aim, i) + every(0.5) * (q - p) / (spread - p * q))
 
 
 @summed
@@ -194,11 +154,11 @@ def _residuals(target, out, included, residual, weight):
 
 @inlined
 def _evaluate(block, n, search):
-    weigh(block.z, block.zero, block.one)
-    climb(block, n)
-    weigh_sizes(block, n)
-    descend(block, n)
-    _residuals(search.target, block.out, block.included, search.residual, search.weight)
+    numba_table.weigh(block.z, block.zero, block.one)
+    numba_table.climb(block, n)
+    numba_table.weigh_sizes(block, n)
+    numba_table.descend(block, n)
+    _residuals(search[TARGET], block.out, block.included, search[RESIDUAL], search[WEIGHT])
 
 
 @per_row
@@ -207,10 +167,10 @@ def _place(block, number, log_odds, k, search):
 
     Errors are NaN in rows with NaN, 0 in rows without a choice and infinite in others.
     """
-    (rows, n), target, scale = log_odds.shape, search.target, search.scale
+    (rows, n), target, scale = log_odds.shape, search[TARGET], search[SCALE]
     for lane in range(LANES):
         r = row_of(number, lane, rows)
-        sign, left = (-1.0, n - k[r]) if counts_zeros(k[r], k[r], n) else (1.0, k[r])
+        sign, left = (-1.0, n - k[r]) if numba_table.counts_zeros(k[r], k[r], n) else (1.0, k[r])
         block.sign[lane], block.low[lane], block.high[lane], block.shift[lane] = sign, left, left, 0.0
         units, size, error = 0, 1.0, np.inf
         for i in range(n):
@@ -228,29 +188,30 @@ def _place(block, number, log_odds, k, search):
             scale[c] = 1.0 / size if abs(target[c]) < np.inf else 0.0
             if error == 0 and scale[c] > 0:
                 target[c], scale[c] = -np.inf if left <= 0 else np.inf, 0.0
-        search.error[lane] = error
+        search[ERROR][lane] = error
 
 
 _solve = _solver("logits", _guess, _evaluate)
 
 
 @kernel
-def _inverse_blocks(begin, end, log_odds, k, goal, logits, tilts, errors):
+def _inverse_blocks(begin, end, log_odds, k, goal, logits, tilts, results):
     rows, n = log_odds.shape
-    block, search = empty_block(n, widest_of(k, k, n), False), _empty_search(n)
+    block, search = empty_block(n, widest_of(k, k, n), False), np.zeros((14, n * LANES))
+    scale, errors = search[SCALE], search[ERROR]
     for number in range(begin, end):
         _place(block, number, log_odds, k, search)
         _solve(block, n, goal, search)
         for lane in range(lanes_of(number, rows)):
-            r, sign, total, count = number * LANES + lane, block.sign[lane], 0.0, 0
+            r, sign, error, total, count = number * LANES + lane, block.sign[lane], errors[lane], 0.0, 0
             for c in range(lane, n * LANES, LANES):
-                total += block.z[c] if search.scale[c] > 0 else 0.0
-                count += search.scale[c] > 0
-            mean, error = total / max(count, 1), search.error[lane]
+                total += block.z[c] if scale[c] > 0 else 0.0
+                count += scale[c] > 0
+            mean = total / max(count, 1)
             for i in range(n):
                 logits[r, i] = sign * (block.z[i * LANES + lane] - mean)
             tilts[r] = -sign * mean
-            errors[r] = error if abs(mean) < np.inf or error != error else 1.0
+            results[r] = error if abs(mean) < np.inf or error != error else 1.0
     return 0
 
 
@@ -284,7 +245,7 @@ def _over_blocks(kernel, items, x, k, *arguments):
 @per_row
 def _place_system(block, number, logits, b, rounding, search):
     """Writes pi and D^{-1} b in units that have a choice; errors are NaN in rows that have no sound law."""
-    (rows, n), p, q, weight = logits.shape, search.p, search.q, search.weight
+    (rows, n), target, scale, weight, lean = logits.shape, search[TARGET], search[SCALE], search[WEIGHT], search[LEAN]
     for lane in range(LANES):
         r, units = row_of(number, lane, rows), 0
         excess = size = spread = 0.0
@@ -293,8 +254,8 @@ def _place_system(block, number, logits, b, rounding, search):
             whole = block.out[c] + block.included[c]
             block.out[c] /= whole
             block.included[c] /= whole
-            p[c], q[c] = block.included[c], block.out[c]
-            weight[c] = p[c] * q[c] if abs(logits[r, i]) < np.inf else 0.0
+            lean[c] = block.out[c] - block.included[c]
+            weight[c] = block.out[c] * block.included[c] if abs(logits[r, i]) < np.inf else 0.0
             spread += weight[c]
             units += weight[c] > 0
             excess += b[r, i] if weight[c] > 0 else 0.0
@@ -302,37 +263,36 @@ def _place_system(block, number, logits, b, rounding, search):
         mean = excess / units if units > 0 and abs(excess) > rounding * size else 0.0
         for i in range(n):
             c = i * LANES + lane
-            search.target[c] = (b[r, i] - mean) / weight[c] if weight[c] > 0 else 0.0
+            target[c] = (b[r, i] - mean) / weight[c] if weight[c] > 0 else 0.0
             # Next to the entry of a rare unit, its residual is rounding. What others depend on is the sum of all b.
-            search.scale[c] = 1.0 / (size / spread + abs(search.target[c])) if weight[c] > 0 and size > 0 else 0.0
-        search.error[lane] = (np.inf if size > 0 else 0.0) if is_sound(block.total[lane]) else np.nan
+            scale[c] = 1.0 / (size / spread + abs(target[c])) if weight[c] > 0 and size > 0 else 0.0
+        search[ERROR][lane] = (np.inf if size > 0 else 0.0) if is_sound(block.total[lane]) else np.nan
 
 
 @inlined
 def _guess_system(block, n, search):
     """Writes the change of M(a) for a change of a."""
-    spread, total = every(0.25), every(0.0)
+    aim, lean, weight, spread, total = search[AIM], search[LEAN], search[WEIGHT], every(0.25), every(0.0)
     for i in range(n):
-        p, q, change = at(search.p, i), at(search.q, i), at(search.weight, i) * at(search.aim, i)
-        spread = spread + at(search.weight, i)
-        total = total + (q - p) * change
+        spread = spread + at(weight, i)
+        total = total + at(lean, i) * at(weight, i) * at(aim, i)
     for i in range(n):
-        lean, weight, aim = at(search.q, i) - at(search.p, i), at(search.weight, i), at(search.aim, i)
-        others = spread - weight
-        correction = weight * aim + every(0.5) * lean * (total - lean * weight * aim) / others
-        put(block.z, i, aim - correction / others)
+        change, others = at(weight, i) * at(aim, i), spread - at(weight, i)
+        correction = change + every(0.5) * at(lean, i) * (total - at(lean, i) * change) / others
+        put(block.z, i, at(aim, i) - correction / others)
 
 
 @inlined
 def _evaluate_system(block, n, search):
+    target, residual, weight = search[TARGET], search[RESIDUAL], search[WEIGHT]
     for i in range(n):
-        put(search.residual, i, at(block.z, i))
-    weigh_sizes(block, n)
-    bend(block, n)
+        put(residual, i, at(block.z, i))
+    numba_table.weigh_sizes(block, n)
+    numba_table.bend(block, n)
     for i in range(n):
-        v, product = at(search.residual, i), at(block.z, i)
+        v, product = at(residual, i), at(block.z, i)
         put(block.z, i, v)
-        put(search.residual, i, at(search.target, i) - product / at(search.weight, i))
+        put(residual, i, at(target, i) - product / at(weight, i))
 
 
 _solve_system = _solver("system", _guess_system, _evaluate_system)
@@ -341,21 +301,22 @@ _solve_system = _solver("system", _guess_system, _evaluate_system)
 @kernel
 def _covariance_blocks(begin, end, logits, k, b, none, tolerance, rounding, result):
     rows, n = logits.shape
-    block, search = empty_block(n, widest_of(k, k, n), True), _empty_search(n)
+    block, search = empty_block(n, widest_of(k, k, n), True), np.zeros((14, n * LANES))
+    scale, weight, errors = search[SCALE], search[WEIGHT], search[ERROR]
     for number in range(begin, end):
-        tabulate(block, number, logits, k, k, none)
-        descend(block, n)
+        numba_table.tabulate(block, number, logits, k, k, none)
+        numba_table.descend(block, n)
         _place_system(block, number, logits, b, rounding, search)
         _solve_system(block, n, tolerance, search)
         for lane in range(lanes_of(number, rows)):
             r, total, spread = number * LANES + lane, 0.0, 0.0
             for c in range(lane, n * LANES, LANES):
-                total += search.weight[c] * block.z[c]
-                spread += search.weight[c]
-            known = 1.0 if search.error[lane] <= max(tolerance, ACCEPTED) else np.nan
+                total += weight[c] * block.z[c]
+                spread += weight[c]
+            known = 1.0 if errors[lane] <= max(tolerance, ACCEPTED) else np.nan
             for i in range(n):
                 c = i * LANES + lane
-                result[r, i] = known * (block.z[c] - total / spread if search.scale[c] > 0 else 0.0)
+                result[r, i] = known * (block.z[c] - total / spread if scale[c] > 0 else 0.0)
     return 0
 
 

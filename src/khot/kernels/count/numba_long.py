@@ -34,7 +34,7 @@ _exp = EXP[np.float64]
 
 
 @summed
-def _fates(theta, tilt, p, q):
+def fates(theta, tilt, p, q):
     """Writes the probabilities of one and of zero; returns the product of the larger ones."""
     product = 1.0
     for i in range(theta.shape[0]):
@@ -54,7 +54,7 @@ def _chances(theta, tilt, p, q):
     total = 0.0
     for start in range(0, theta.shape[0], FACTORS):
         stop = min(start + FACTORS, theta.shape[0])
-        total -= math.log(_fates(theta[start:stop], tilt, p[start:stop], q[start:stop]))
+        total -= math.log(fates(theta[start:stop], tilt, p[start:stop], q[start:stop]))
     return total
 
 
