@@ -129,8 +129,10 @@ class _SolveLogits(Function):
         probs: Tensor, low: int | Tensor, high: Tensor | None, family: Family, goal: float, log_odds: Tensor | None
     ) -> Tensor:
         def of_rows(family: Family, k: Size, given: Tensor) -> Tensor:
-            varies = isinstance(k, SizeRange)
-            target = given.masked_fill(given < math.log(NO_VARIANCE), -torch.inf) if varies else _target(given, k)
+            if isinstance(k, SizeRange):
+                target = given.masked_fill(given < math.log(NO_VARIANCE), -torch.inf)
+            else:
+                target = _target(given, k)
             return solve_scores(target, k, family._replace(goal=goal))
 
         def of_loop(k: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,7 +179,7 @@ def _if_single(design: Sequence[Any], x: Tensor, otherwise: Tensor) -> Tensor:
     return x if high is None else torch.where((low == high)[..., None], x, otherwise)
 
 
-def _refused(*_: Any) -> Any:
+def _refused(ctx: Any, *_: Any) -> Any:
     raise NotImplementedError(ONCE)
 
 
@@ -273,7 +275,7 @@ def _of_all_rows(
     x, n = arguments[0], arguments[0].shape[-1]
     if is_dry_run(*arguments):
         return torch.empty_like(x)
-    if high is not None:
+    if isinstance(high, Tensor) and isinstance(low, Tensor):
         single, found = low == high, torch.empty_like(x, memory_format=torch.contiguous_format)
         if single.any():
             rows = [v[single] for v in arguments]
