@@ -63,24 +63,20 @@ ROUNDING = 0.01  # share of the precision of the given probabilities to which lo
 def solve_logits(
     probs: Tensor, k: Size, family: Family = CONDITIONAL_POISSON, log_odds: Tensor | None = None
 ) -> Tensor:
-    """Logits of the design of size k, conditional Poisson by default, whose inclusion probabilities are ``probs``.
+    """Logits ``(*batch, n)`` float64 of the design of size k, conditional Poisson by default, with these probabilities.
 
-    Differentiable once in ``probs``, in either mode, by the implicit function theorem. If their sum differs from k, a
-    common shift of their log-odds compensates it, and derivatives take this into account: weighted by pi (1 - pi), the
-    derivatives in ``probs`` have mean 0, so that units of small probability, whose derivatives are large, do not cost
-    the others digits.
+    Differentiable once in ``probs``, in either mode. If their sum differs from k, a common shift of their log-odds
+    compensates it, and derivatives take this into account: weighted by pi (1 - pi), the derivatives in ``probs`` have
+    mean 0, so that units of small probability, whose derivatives are large, do not cost the others digits.
 
     Args:
-        probs: ``(*batch, n)`` in [0, 1] with sum k, up to rounding, or with a sum in the range k.
-        k: Size of the subsets, int or integer tensor that broadcasts with the batch shape; or a range of such
-            tensors, as :func:`.size_range.sizes_around` returns it.
+        probs: ``(*batch, n)`` in [0, 1] with sum k, up to rounding, or with a sum in the range k. Logits are ``-inf``
+            where they are 0 (or below 1e-250, or 1e-30 if the size varies) and ``inf`` where they are 1, both without
+            gradient; the others have mean 0 if the size does not vary.
+        k: An int or integer tensor that broadcasts with the batch shape; or a range of such tensors, as
+            :func:`.size_range.sizes_around` returns it.
         family: The family of designs; for a range the conditional Poisson designs.
-        log_odds: Float64 log-odds of the unrounded ``probs``, if they are known. Derivatives are then with respect to
-            them.
-
-    Returns:
-        ``(*batch, n)`` float64. ``-inf`` where a probability is 0 (or below 1e-250, or 1e-30 if the size varies) and
-        ``+inf`` where it is 1, both without gradient; the others have mean 0 if the size does not vary.
+        log_odds: Float64 log-odds of the unrounded ``probs``, if known. Derivatives are then with respect to them.
 
     Raises:
         RuntimeError: If the iteration does not converge.

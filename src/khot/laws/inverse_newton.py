@@ -39,9 +39,8 @@ from .tilted_tree import Size
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, at which rounding ends the progress
 MOST_SHIFT = 60.0  # largest shift of the logits with which a guess compensates for the excluded sizes
 SHIFT_STEPS = 22  # bisections, to about 3e-5
-FAST = 0.1  # error factor per step; a fixed-point iteration slower than this gives way to Newton's method
+FAST = 0.3  # error factor per step; a slower iteration gives way to Newton's method, a step of which costs ten of its
 NEARLY = 10.0  # times the goal: an error that rounding may leave in an iteration
-FAST_IN_RANGE = 0.3  # the same if a Newton step costs as much as about ten steps of the iteration
 MARGIN = 100.0  # factor by which a predicted error must be small enough
 MAX_STEPS = 100
 MAX_HALVINGS = 30
@@ -105,14 +104,8 @@ def _without_correlation(log_odds: Tensor) -> Tensor:
 
 
 CONDITIONAL_POISSON = Family(
-    inclusion_log_odds,
-    lambda log_odds: log_odds,
-    _logistic_slope,
-    _without_correlation,
-    further=0.01,
+    inclusion_log_odds, lambda log_odds: log_odds, _logistic_slope, _without_correlation, further=0.01
 )
-
-
 RANGE = CONDITIONAL_POISSON._replace(guess=lambda scores: scores, further=1.0, centre=interior_of)
 
 
@@ -138,10 +131,7 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
 
 def _iterate(target: Tensor, k: Size, family: Family) -> tuple[Tensor, Tensor]:
     """Logits from the iteration with M, each row for as long as it gains enough, and the rows that are not solved."""
-    if isinstance(k, SizeRange):
-        guess, fast, enough = guess_in_range(target, k), FAST_IN_RANGE, NEARLY * family.goal
-    else:
-        guess, fast, enough = family.guess, FAST, family.goal
+    guess = guess_in_range(target, k) if isinstance(k, SizeRange) else family.guess
     aim, goal = target, family.further * family.goal
     r, error = _residual(target, k, family, guess(aim))
     going = error > goal
@@ -153,11 +143,11 @@ def _iterate(target: Tensor, k: Size, family: Family) -> tuple[Tensor, Tensor]:
         better = going & (new_error < error)
         left = new_error * (new_error / error) * MARGIN  # after the next step, which gains as much again
         done = left <= goal
-        going = better & ~done & (new_error <= fast * error) & (new_error > goal)
+        going = better & ~done & (new_error <= FAST * error) & (new_error > goal)
         new_aim, new_error = torch.where(done[..., None], new_aim + new_r, new_aim), torch.where(done, left, new_error)
         aim, r = (torch.where(better[..., None], new, old) for new, old in ((new_aim, aim), (new_r, r)))
         error = torch.where(better, new_error, error)
-    return guess(aim), ~(error <= enough)
+    return guess(aim), ~(error <= NEARLY * family.goal)
 
 
 def _newton(logits: Tensor, target: Tensor, k: Size, family: Family) -> Tensor:

@@ -45,12 +45,21 @@ def tree_sums(x: Tensor, levels: int) -> Tensor:
     return torch.unflatten(F.pad(x.T, (0, -len(x) % 2**levels)), 1, (-1, 2**levels)).sum(2).T
 
 
-def _batch_as_rows(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
-    """Tensors ``(..., R)`` to ``(..., R * batch)``."""
-    return [x.flatten(-2) for x in move_batch_last(info.batch_size, in_dims, tensors)]
+class _OfRows(SavingFunction):
+    """A Function of tensors ``(..., R)``, whose rows take in the batch of a vmap."""
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
+        rows = (x.flatten(-2) for x in move_batch_last(info.batch_size, in_dims, tensors))
+        out = cls.apply(*rows, *arguments[len(tensors) :])
+        if isinstance(out, Tensor):
+            return torch.unflatten(out, -1, (-1, info.batch_size)), out.ndim
+        found = [x if x.ndim == 1 else torch.unflatten(x, -1, (-1, info.batch_size)) for x in out]  # roots may be empty
+        return tuple(found), tuple(None if x.ndim == 1 else x.ndim - 1 for x in found)
 
 
-class _Roots(SavingFunction):
+class _Roots(_OfRows):
     @staticmethod
     def forward(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
         result: Tensor = forest_roots(leaf, k, bound, levels)
@@ -61,14 +70,8 @@ class _Roots(SavingFunction):
         leaf, k = ctx.saved_tensors
         return outsides(leaf, grad_output, k, *ctx.plan), None, None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], leaf: Tensor, k: Tensor, *plan: int) -> tuple[Tensor, int]:
-        leaf, k = _batch_as_rows(info, in_dims, (leaf, k))
-        out = roots(leaf, k, *plan)
-        return torch.unflatten(out, -1, (-1, info.batch_size)), 3
 
-
-class _Outsides(SavingFunction):
+class _Outsides(_OfRows):
     @staticmethod
     def forward(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
         result: Tensor = forest_outsides(leaf, g, k, bound, levels)
@@ -81,14 +84,8 @@ class _Outsides(SavingFunction):
         grad_g, grad_leaf = bends(leaf, grad_output, g, k, bound, levels, wanted)
         return grad_leaf, grad_g if wanted else None, None, None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], leaf: Tensor, g: Tensor, k: Tensor, *plan: int) -> tuple[Tensor, int]:
-        leaf, g, k = _batch_as_rows(info, in_dims, (leaf, g, k))
-        out = outsides(leaf, g, k, *plan)
-        return torch.unflatten(out, -1, (-1, info.batch_size)), 3
 
-
-class _Bends(SavingFunction):
+class _Bends(_OfRows):
     @staticmethod
     def forward(
         leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool
@@ -100,17 +97,6 @@ class _Bends(SavingFunction):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, k = ctx.saved_tensors
         return *_transposed(ctx.plan, k, inputs)(*grads), None, None, None, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[Any, ...], leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, *plan: Any
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int | None, int]]:
-        leaf, u, g, k = _batch_as_rows(info, in_dims, (leaf, u, g, k))
-        root, outside = bends(leaf, u, g, k, *plan)
-        outside = torch.unflatten(outside, -1, (-1, info.batch_size))
-        if not plan[-1]:
-            return (root, outside), (None, 3)
-        return (torch.unflatten(root, -1, (-1, info.batch_size)), outside), (3, 3)
 
 
 def _transposed(plan: list[Any], k: Tensor, inputs: list[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
