@@ -43,7 +43,8 @@ SHARED_BY_OPERATIONS = {
     "kernels",
     *(f"kernels.{shared}" for shared in ("cpu", "exact", "gpu", "links", "operators", "random_numbers")),
 }
-FOR_OTHER_LOOPS = {"khot.kernels.selection.numba_counting"}  # compiled functions that an operation offers to others
+# Compiled functions that an operation offers to others.
+FOR_OTHER_LOOPS = {"khot.kernels.selection.numba_counting", "khot.kernels.count.numba_table"}
 BACKEND_LIBRARIES = ("triton", "numba")
 DEVICES = {"khot.kernels.cpu": "numba", "khot.kernels.gpu": "triton"}  # rooms for what all files of a library share
 # Private names of other libraries that are read from their objects, and why there is no other way.

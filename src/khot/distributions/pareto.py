@@ -7,16 +7,17 @@ from torch import Tensor
 
 from khot._validation import check_choice
 from khot.kernels import order_sampling
+from khot.kernels.links.logistic import LOGISTIC as LINK
 from khot.kernels.order_sampling.noises import LOGISTIC
 from khot.laws import order_sampling as law
+from khot.laws.pareto import adjusted, adjusted_scores
 from khot.relaxations import sigmoid_topk
+from khot.relaxations.linked import link_of, scale_of
+from khot.relaxations.mask_log_odds import mask_log_odds
 
 from .base import lazy
-from .design import Relaxation
+from .design import Relaxation, relaxes_logits
 from .order_sampling import OrderSampling
-
-LEAST_SPREAD = 0.25  # lower bound of d, as the adjustment is an expansion for large d and inverts the order for small d
-
 
 class ParetoSampling(OrderSampling):
     r"""Selects the k units of smallest odds ratios :math:`Q_i = \frac{U_i}{1 - U_i} / \frac{\lambda_i}{1 - \lambda_i}`.
@@ -87,13 +88,17 @@ class ParetoSampling(OrderSampling):
     def _positions(self) -> Tensor:
         if self.adjust == "exact":
             return law.solve_positions(self._noise, self._probs, self._size, self._log_odds)
-        log_odds = self._log_odds
         if self.adjust is None:
-            return log_odds
-        excess = torch.tanh(0.5 * log_odds)  # 2 p - 1; a few large operations take most of the time of short rows
-        spread = 1 - excess * excess  # 4 p (1 - p)
-        d = spread.sum(-1, keepdim=True).clamp(min=4 * LEAST_SPREAD)
-        return log_odds - spread * excess * (2 / d.square())
+            return self._log_odds
+        if relaxes_logits(self) and link_of(self.relaxation) is LINK:
+            scale = scale_of(self.relaxation, self.temperature)
+            return adjusted_scores(self._log_odds_of, self._logits, self._size, scale)
+        return adjusted(self._log_odds)
+
+    def _log_odds_of(self, scores: Tensor) -> Tensor:
+        found = mask_log_odds(self.relaxation, scores, self._size, self.temperature)
+        assert found is not None  # for the logistic link
+        return found
 
     @lazy
     def _centre(self) -> Tensor:

@@ -36,8 +36,11 @@ from .reference_draw import draw_ranks, rank_centre, rank_scale
 
 __all__ = [
     "EXACT",
+    "LEAST_SPREAD",
     "SINGLE",
+    "Adjusted",
     "Integrals",
+    "adjusted",
     "depth_for",
     "draw_ranks",
     "integrals",
@@ -75,6 +78,25 @@ class Integrals(NamedTuple):
 
 integrals = Operation(__name__, "INTEGRALS")
 integrals.backend("numba", module=".numba_backend")
+
+LEAST_SPREAD = 0.25  # lower bound of d, as the adjustment is an expansion for large d and inverts the order for small d
+
+
+class Adjusted(NamedTuple):
+    """The adjusted log-odds of :mod:`khot.laws.pareto` for scores ``(*batch, n)`` of the mask with the logistic link.
+
+    Attributes:
+        value: ``(x, anchor, offset, k, scale)``, for numbers k and scale, and thresholds of the mask that need not be
+            accurate: the positions, and more accurate offsets.
+        gradient: ``(x, anchor, offset, scale, grad)``: the gradient in x, from that in the positions.
+    """
+
+    value: Callable[[Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
+    gradient: Callable[[Tensor, Tensor, Tensor, float, Tensor], Tensor]
+
+
+adjusted = Operation(__name__, "ADJUSTED")
+adjusted.backend("numba", module=".numba_adjusted")
 
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # draws of more units get one program each only if there are this many of them
 
