@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, Sampford
+from khot.laws.pareto import adjusted
 from tests import gof
 from tests.backends import BACKENDS
 from tests.loops import for_each
@@ -87,6 +88,27 @@ def test_adjustments_approach_the_target():
     assert plain > 2 * analytic > 1e-4 and exact < 1e-11
     with pytest.raises(ValueError, match="`adjust`.*'exactly'"):
         ParetoSampling(probs=probs, adjust="exactly")
+
+
+@for_each("dtype", [torch.float32, torch.float64])
+@for_each("n, k, scale, temperature", [(2, 1, 1.0, 1), (10, 5, 3.0, 0.7), (10, 5, 100.0, 0.1), (3000, 40, 1.0, 1.0)])
+def test_positions_in_one_loop(dtype, n, k, scale, temperature):
+    """As from the log-odds, up to a shift, with their gradient, for which infinite logits do not count."""
+    logits = scale * torch.randn(20, n, generator=torch.Generator().manual_seed(0)).to(dtype)
+    if n == 10:
+        logits[::2, 3], logits[::3, 7] = math.inf, -math.inf
+    logits.requires_grad_()
+    design = ParetoSampling(logits=logits, k=k, temperature=temperature)
+    weight = torch.randn(20, n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weight -= weight.masked_fill(logits.isinf(), 0.0).sum(-1, keepdim=True) / logits.isfinite().sum(-1, keepdim=True)
+    results = []
+    for found in (design._positions, adjusted(design._log_odds)):
+        (gradient,) = torch.autograd.grad(found, logits, weight)
+        finite = found.detach().where(logits.isfinite(), -torch.inf)
+        results.append((found - finite.amax(-1, keepdim=True), gradient))
+    accuracy = 8 * torch.finfo(dtype).eps * weight.abs().max() / temperature
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-14, atol=1e-13 / temperature)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=0, atol=accuracy)
 
 
 def test_gumbel_topk_from_probs_inverts_its_mean():

@@ -44,7 +44,7 @@ def successive_log_prob(theta, subset):
 
 
 @every_noise
-@for_each("n, k", [(2, 1), (7, 3), (1000, 1), (1000, 500), (1000, 999)])
+@for_each("n, k", [(2, 1), (7, 3), (10, 5), (64, 1), (64, 32), (64, 63), (1000, 1), (1000, 500), (1000, 999)])
 def test_equal_positions(noise, n, k):
     theta = torch.full((n,), -0.7, dtype=torch.float64)
     value = (torch.arange(n) < k).double()
@@ -234,6 +234,21 @@ def test_ranks_are_positive_finite_and_distinct(noise):
     assert (ranks[:, 500:501] < ranks[:, :500]).all() and (ranks[:, 501:] > ranks[:, :500]).all()
     equal = order_sampling.draw_ranks(noise, torch.ones(10**6).double(), torch.Size((10**6,)))
     assert len(equal.unique()) == 10**6
+
+
+@for_each("n, k", [(2, 1), (10, 5), (64, 1), (64, 63), (64, 32)])
+@pytest.mark.parametrize("depth", [SINGLE, EXACT])
+def test_nodes_suffice_where_most_are_needed(depth, n, k):
+    """If all positions are equal; the Jacobian is then a multiple of that of the mean."""
+    theta = torch.zeros(n, dtype=torch.float64, requires_grad=True)
+    probs = kernel.inclusion_probabilities(noises.LOGISTIC, theta, k, depth)
+    assert (probs / k * n - 1).abs().max() <= 2 * math.exp(-depth) + 1e-14
+    vector = torch.arange(n, dtype=torch.float64)
+    (product,) = torch.autograd.grad(probs, theta, vector)
+    other = kernel._inclusion_in_torch(noises.LOGISTIC, theta, k)
+    torch.testing.assert_close(
+        product, torch.autograd.grad(other, theta, vector)[0], rtol=2 * math.exp(-depth), atol=1e-13
+    )
 
 
 @every_noise

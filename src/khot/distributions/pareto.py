@@ -19,6 +19,7 @@ from .base import lazy
 from .design import Relaxation, relaxes_logits
 from .order_sampling import OrderSampling
 
+
 class ParetoSampling(OrderSampling):
     r"""Selects the k units of smallest odds ratios :math:`Q_i = \frac{U_i}{1 - U_i} / \frac{\lambda_i}{1 - \lambda_i}`.
 

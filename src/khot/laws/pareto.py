@@ -20,7 +20,8 @@ from khot._validation import SOFTNESS_LIMITS
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.operators.autograd import by_formula
-from khot.kernels.order_sampling import LEAST_SPREAD, adjusted as loops
+from khot.kernels.order_sampling import LEAST_SPREAD
+from khot.kernels.order_sampling import adjusted as loops
 from khot.kernels.threshold import recipes
 from khot.kernels.threshold.kinds import MASK
 

@@ -67,7 +67,8 @@ class Integrals(NamedTuple):
             derivatives ``(*sample, *batch, n)``, if they are needed.
         inclusion: ``(theta, k, noise, depth)``, for positions ``(R, n)`` and integers ``(R,)``: probabilities ``(R,
             n)``, and what products reuse: numbers ``(R, 5)`` that describe the range of the integral, NaN for rows that
-            are left; and the probabilities of units given that k have arrived, if they are the same at all times.
+            are left; and others, such as the probabilities of units given that k have arrived, if they are the same at
+            all times.
         product: ``(theta, k, when, given, vector, noise, depth)``: the Jacobian of the probabilities times a vector.
     """
 

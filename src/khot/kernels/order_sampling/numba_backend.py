@@ -15,6 +15,7 @@ from torch import Tensor
 
 from khot._shapes import broadcast_shapes
 
+from ..cpu.lanes import LANES
 from ..cpu.loops import array_like, inlined, kernel, over_rows, specialised
 from ..cpu.rows import total_of
 from . import Integrals
@@ -23,7 +24,7 @@ from .numba_log_prob import log_prob_of
 from .numba_noises import NOISES
 from .numba_range import RATES, WIDEST, fill_range_of, fill_weights, gather, leave_out_certain, nodes_of
 from .numba_same_design import log_prob_with_one_design, of_rows_with_one_design
-from .numba_short_rows import INCLUSION, LANES, LOG_PROB, PRODUCT, short_rows
+from .numba_short_rows import INCLUSION, LOG_PROB, PRODUCT, short_rows
 from .numba_tables import of_short_rows
 
 FAR = 0.5 * WIDEST  # exp(-FAR) does not change a probability, and units this far apart still fit into a loop
@@ -131,13 +132,13 @@ def _log_prob(
     sizes = k.expand(theta.shape[:-1]).reshape(-1).contiguous()
     result = positions.new_empty(len(drawn))
     slopes = positions.new_empty(drawn.shape if with_slopes else (1, n))
-    if noise == "logistic" and n <= SHORT:
-        _over_blocks(LOG_PROB, positions, sizes, depth, value=drawn, result=result.view(1, -1), slopes=slopes)
-        return result.view(shape[:-1]), slopes.view(shape) if with_slopes else slopes.new_empty(*shape[:-1], 0)
-    over_rows(
-        _log_prob_loops(noise), len(drawn), STEPS_OF_LOG_PROB * drawn.numel(), array_like(positions), sizes.numpy(),
-        drawn.numpy(), depth, with_slopes, result.numpy(), slopes.numpy(),
-    )  # fmt: skip
+    if _is_short(noise, positions):
+        no_tilts = NOTHING.view(-1)
+        _over_blocks(LOG_PROB, positions, sizes, depth, drawn, NOTHING, NOTHING, no_tilts, result.view(1, -1), slopes)
+    else:
+        steps = STEPS_OF_LOG_PROB * drawn.numel()
+        arguments = drawn.numpy(), depth, with_slopes, result.numpy(), slopes.numpy()
+        over_rows(_log_prob_loops(noise), len(drawn), steps, array_like(positions), sizes.numpy(), *arguments)
     return result.view(shape[:-1]), slopes.view(shape) if with_slopes else slopes.new_empty(*shape[:-1], 0)
 
 
@@ -242,21 +243,23 @@ def _over_rows(number: int, noise: str, theta: Tensor, k: Tensor, depth: float, 
     over_rows(loop, len(theta), steps, array_like(theta), k.numpy(), depth, *(x.numpy() for x in arrays))
 
 
-def _over_blocks(
-    what: int, theta: Tensor, k: Tensor, depth: float, *, result: Tensor, when: Tensor = NOTHING,
-    vector: Tensor = NOTHING, value: Tensor = NO_VALUES, slopes: Tensor = NOTHING,
-) -> None:
-    blocks = -(-len(theta) // LANES)
+def _over_blocks(what: int, theta: Tensor, k: Tensor, depth: float, value: Tensor, *arrays: Tensor) -> None:
+    """Runs the loop for short rows of logistic noise."""
     items = STEPS_OF_SHORT * max(theta.numel(), value.numel())
-    arrays = (x.numpy() for x in (when, vector, value, result, slopes))
-    over_rows(short_rows, blocks, items, what, array_like(theta), k.numpy(), depth, *arrays)
+    arguments = (x.numpy() for x in (value, *arrays))
+    over_rows(short_rows, -(-len(theta) // LANES), items, what, array_like(theta), k.numpy(), depth, *arguments)
+
+
+def _is_short(noise: str, theta: Tensor) -> bool:
+    return noise == "logistic" and theta.shape[-1] <= SHORT
 
 
 def _inclusion(theta: Tensor, k: Tensor, noise: str, depth: float) -> tuple[Tensor, Tensor, Tensor]:
     result, when = torch.empty_like(theta), theta.new_zeros(len(theta), 5)
-    if noise == "logistic" and theta.shape[-1] <= SHORT:
-        _over_blocks(INCLUSION, theta, k, depth, when=when, result=result)
-        return result, when, theta.new_empty(len(theta), 0)
+    if _is_short(noise, theta):
+        tilts = theta.new_empty(len(theta))
+        _over_blocks(INCLUSION, theta, k, depth, NO_VALUES, NOTHING, when, tilts, result, NOTHING)
+        return result, when, tilts
     given = theta.new_zeros(len(theta), theta.shape[-1] if noise == "logistic" else 0)
     _over_rows(0, noise, theta, k, depth, when, given, result)
     return result, when, given
@@ -264,10 +267,10 @@ def _inclusion(theta: Tensor, k: Tensor, noise: str, depth: float) -> tuple[Tens
 
 def _product(theta: Tensor, k: Tensor, when: Tensor, given: Tensor, vector: Tensor, noise: str, depth: float) -> Tensor:
     result = torch.empty_like(theta)
-    if noise == "logistic" and theta.shape[-1] <= SHORT:
-        _over_blocks(PRODUCT, theta, k, depth, when=when, vector=vector, result=result)
-        return result
-    _over_rows(1, noise, theta, k, depth, when, given, vector, result, each=2)
+    if _is_short(noise, theta):
+        _over_blocks(PRODUCT, theta, k, depth, NO_VALUES, vector, when, given, result, NOTHING)
+    else:
+        _over_rows(1, noise, theta, k, depth, when, given, vector, result, each=2)
     return result
 
 

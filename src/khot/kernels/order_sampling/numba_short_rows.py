@@ -5,7 +5,7 @@ Poisson design at all times. A unit has weights a and b of not having arrived an
 larger of which is 1, see :mod:`khot.kernels.count.numba_table`: a table of counts gives the total of the weights of all
 sets of k units, the inclusion probabilities m of the design and products with its covariance. At a time s,
 
-.. math:: 1 - F_i = \frac{a_i}{a_i + b_i e^s}, \qquad P(N = k) = \text{total} \cdot e^{ks} \prod_i \frac{1}{a_i + b_i e^s}.
+.. math:: 1 - F_i = \frac{a_i}{a_i + b_i e^s}, \qquad P(N = k) = \text{total} \cdot e^{ks} / \prod_i (a_i + b_i e^s).
 
 The nodes of the rule lie where P(N = k) is not negligible. If all positions are equal, which needs the most nodes, the
 error of the trapezoidal rule is a product of two gamma functions, :math:`|\Gamma(k + i\omega) \Gamma(n - k + i\omega)|`
@@ -32,7 +32,6 @@ EXTRA = 1  # how many more of the units have arrived, and have not, in the facto
 FACTORS = 4  # whose product is finite if the times are less than FARTHEST
 FARTHEST, LARGEST_LOG = 150.0, 600.0
 MOST_STEPS, MOST_NODES = 20, 1000
-NONE = np.empty(0)
 
 
 class Room(NamedTuple):
@@ -46,7 +45,7 @@ class Room(NamedTuple):
     pull: Array  # b g
     own: Array  # a g
     ends: Array  # the first times and the last ones
-    count: Array  # of nodes
+    nodes: Array  # their number, -1 for rows that are left
     size: Array  # k
     log_total: Array
     power: Array  # k - #{b > a}
@@ -138,7 +137,7 @@ def _place_ends(block, room, number, n, k, rows, depth):
         room.size[lane], room.power[lane] = size, power
         room.ends[lane] = -(far + room.log_total[lane] + above) / rise if is_open else 0.0
         room.ends[LANES + lane] = (far + room.log_total[lane] + below) / fall if is_open else 0.0
-        room.count[lane] = density if is_open else 0.0  # for now per unit of time
+        room.nodes[lane] = density if is_open else 0.0  # for now per unit of time
 
 
 @inlined
@@ -172,7 +171,7 @@ def _narrow(block, room, n, depth):
             _evaluate(block, room, n, end)
         for i in range(2 * LANES):
             left = -(depth + SLACK) - room.value[i]
-            if left > 1.0 and room.count[i % LANES] > 0:
+            if left > 1.0 and room.nodes[i % LANES] > 0:
                 room.ends[i] += left / room.slope[i]
                 is_done = False
         if is_done:
@@ -185,12 +184,12 @@ def _place_nodes(block, room, n, depth):
     _narrow(block, room, n, depth)
     most, step, weight = 0, room.slope, room.value
     for lane in range(LANES):
-        low, high, density = room.ends[lane], room.ends[LANES + lane], room.count[lane]
+        low, high, density = room.ends[lane], room.ends[LANES + lane], room.nodes[lane]
         count, farthest = int((high - low) * density) + 2 if density > 0 else 0, max(-low, high)
         is_near = farthest < FARTHEST and farthest * abs(room.power[lane]) < LARGEST_LOG
         if not (is_sound(block.total[lane]) and is_near and count <= MOST_NODES):
             count = -1
-        room.count[lane], step[lane] = count, (high - low) / max(count - 1, 1)
+        room.nodes[lane], step[lane] = count, (high - low) / max(count - 1, 1)
         weight[lane] = step[lane] * block.total[lane]
         most = max(most, count)
     low, steps, power = at(room.ends, 0), at(step, 0), at(room.power, 0)
@@ -201,7 +200,7 @@ def _place_nodes(block, room, n, depth):
     _exponentiate(room.up[: most * LANES])
     _exponentiate(room.chance[: most * LANES])
     for node in range(most):
-        share = if_positive(at(room.count, 0) - every(float(node)), at(weight, 0), every(0.0))
+        share = if_positive(at(room.nodes, 0) - every(float(node)), at(weight, 0), every(0.0))
         put(room.chance, node, at(room.chance, node) * share)
     return most
 
@@ -315,7 +314,7 @@ def _score(block, room, number, n, most, value, draw, rows, with_slopes, result,
                 room.slope[lane] -= np.nan if is_lost else abs(z)
     _add_fates(block, room, n, most)
     for lane in range(lanes_of(number, rows)):
-        r, count = draw * rows + number * LANES + lane, room.count[lane]
+        r, count = draw * rows + number * LANES + lane, room.nodes[lane]
         found, total = room.slope[lane], room.total[lane]
         is_left = count < 0 or found != found
         result[r] = np.inf if is_left else found + math.log(total) if found > -np.inf and count > 0 else found
@@ -326,16 +325,16 @@ def _score(block, room, number, n, most, value, draw, rows, with_slopes, result,
 
 
 @kernel
-def short_rows(begin, end, what, theta, k, depth, when, vector, value, result, slopes):
+def short_rows(begin, end, what, theta, k, depth, value, vector, when, tilts, result, slopes):
     """Computes what one of the :class:`.Integrals` returns, for rows of one length.
 
-    ``vector`` is that of a product, and ``value`` those to score; a result of log-probabilities has one row. Slopes are
-    written if there is room for them.
+    ``value`` are those to score, and ``vector`` is that of a product, for which ``tilts`` are kept. Log-probabilities
+    are in the first row of ``result``. Slopes are written if there is room for them.
     """
     (rows, n), left = theta.shape, 0
     block, room = empty_block(n, widest_of(k, k, n), what == PRODUCT), _room(n)
     for number in range(begin, end):
-        tabulate(block, number, theta, k, k, NONE)
+        tabulate(block, number, theta, k, k, tilts if what == PRODUCT else tilts[:0])
         _place_ends(block, room, number, n, k, rows, depth)
         if what != LOG_PROB:
             descend(block, n)
@@ -348,7 +347,19 @@ def short_rows(begin, end, what, theta, k, depth, when, vector, value, result, s
         most = _place_nodes(block, room, n, depth)
         if what == LOG_PROB:
             for draw in range(value.shape[0] // rows):
-                _score(block, room, number, n, most, value, draw, rows, slopes.shape[0] == value.shape[0], result[0], slopes)
+                _score(
+                    block,
+                    room,
+                    number,
+                    n,
+                    most,
+                    value,
+                    draw,
+                    rows,
+                    slopes.shape[0] == value.shape[0],
+                    result[0],
+                    slopes,
+                )
             continue
         for i in range(n):
             put(room.share, i, at(block.zero, i) * at(block.included, i))
@@ -358,8 +369,8 @@ def short_rows(begin, end, what, theta, k, depth, when, vector, value, result, s
         else:
             _add_fates(block, room, n, most)
         for lane in range(lanes_of(number, rows)):
-            r, count = number * LANES + lane, room.count[lane]
-            when[r, 0] = np.nan if count < 0 else 0.0
+            r, count = number * LANES + lane, room.nodes[lane]
+            when[r, 0], tilts[r] = np.nan if count < 0 else 0.0, block.shift[lane]
             left += count < 0
             for i in range(n):
                 if count > 0 and _is_open(block, i * LANES + lane):
