@@ -179,9 +179,8 @@ def _add_product(space, k, mean, variance, width, depth, vector, result):
         result[i] += rate[i] * (_mean_of_two(rarer[i], usual[i], vector[i], z, a_sum, b_sum) * scale)
 
 
-def fill_fates_of(noise):
+def fill_fates_of(law):
     """The fates of the units at a time; the mean of N and its variance."""
-    law = noise.law
 
     @inlined_sum
     def fill_fates(weight, up, came, missing, rate):
@@ -196,9 +195,9 @@ def fill_fates_of(noise):
     return fill_fates
 
 
-def of_rows_by_nodes(noise):
+def of_rows_by_nodes(law):
     """The functions of a row for noise of any law, whose nodes are in the space: its range, its results, products."""
-    fill_fates = fill_fates_of(noise)
+    fill_fates = fill_fates_of(law)
 
     @inlined
     def inclusion(space, weight, k, nodes, when, depth, given, result):
@@ -214,4 +213,4 @@ def of_rows_by_nodes(noise):
             mean, variance = fill_fates(weight, exp(space.node[node]), space.came, space.missing, space.rate)
             _add_product(space, k, mean, variance, space.width[node], depth, vector, result)
 
-    return space_for, range_by_chernoff(noise), inclusion, product
+    return space_for, range_by_chernoff(law), inclusion, product

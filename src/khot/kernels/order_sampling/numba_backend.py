@@ -21,8 +21,8 @@ from ..cpu.rows import total_of
 from . import Integrals
 from .numba_arrivals import of_rows_by_nodes, space_for
 from .numba_log_prob import log_prob_of
-from .numba_noises import NOISES
-from .numba_range import RATES, WIDEST, fill_range_of, fill_weights, gather, leave_out_certain, nodes_of
+from .numba_noises import LAWS
+from .numba_range import WIDEST, fill_nodes, fill_range_of, fill_weights, gather, leave_out_certain
 from .numba_same_design import log_prob_with_one_design, of_rows_with_one_design
 from .numba_short_rows import INCLUSION, LOG_PROB, PRODUCT, short_rows
 from .numba_tables import of_short_rows
@@ -118,7 +118,7 @@ def _log_prob_loop(log_prob):
 def _log_prob_loops(noise: str) -> Any:
     with specialised(noise):
         of_row = log_prob_with_one_design if noise == "logistic" else log_prob_of
-        return _log_prob_loop(of_row(NOISES[noise]))
+        return _log_prob_loop(of_row(LAWS[noise]))
 
 
 def _log_prob(
@@ -146,9 +146,9 @@ def _rows(x: Tensor) -> Tensor:
     return x.detach().reshape(-1, x.shape[-1]).contiguous()
 
 
-def _inclusion_loop(space_for, find_range, nodes_of_row, inclusion):
+def _inclusion_loop(space_for, find_range, inclusion):
     """The loop for a noise; ``when`` and ``given`` are described in :class:`.Integrals`."""
-    fill_range = fill_range_of(find_range, nodes_of_row)
+    fill_range = fill_range_of(find_range)
 
     def rows(first, last, theta, k, depth, when, given, result):
         n, skipped = theta.shape[1], 0
@@ -172,8 +172,8 @@ def _inclusion_loop(space_for, find_range, nodes_of_row, inclusion):
                 inclusion(room, weight, size, nodes, when[r], depth, given[r, :count], found[:count])
                 is_near = abs(total_of(found[:count]) - size) <= count * (0.3 * math.exp(-depth) + ROUNDING)
                 if not is_near:  # the integrand has edges that are sharper than its peak
-                    when[r, 2] = 4.0 * (when[r, 2] + RATES)
-                    nodes = nodes_of_row(count, when[r, 0], when[r, 1], when[r, 2], depth, room.node, room.width)
+                    when[r, 2] *= 2.0
+                    nodes = fill_nodes(when[r, 0], when[r, 1], when[r, 2], room.node, room.width)
             if not is_near:
                 when[r, 0] = np.nan
                 skipped += 1
@@ -185,7 +185,7 @@ def _inclusion_loop(space_for, find_range, nodes_of_row, inclusion):
     return kernel(rows)
 
 
-def _product_loop(space_for, nodes_of_row, product):
+def _product_loop(space_for, product):
     def rows(first, last, theta, k, depth, when, given, vector, result):
         n = theta.shape[1]
         places, finite, weights = np.empty(n, np.int64), np.empty(n), np.empty(n)
@@ -203,7 +203,7 @@ def _product_loop(space_for, nodes_of_row, product):
                 mean_of_g += g[j] / count
             for j in range(count):
                 g[j] -= mean_of_g
-            nodes = nodes_of_row(count, when[r, 0], when[r, 1], when[r, 2], depth, room.node, room.width)
+            nodes = fill_nodes(when[r, 0], when[r, 1], when[r, 2], room.node, room.width)
             product(room, weight, size, nodes, when[r], depth, given[r, :count], g[:count], found[:count])
             for j in range(count):
                 result[r, places[j]] = found[j]
@@ -215,12 +215,10 @@ def _product_loop(space_for, nodes_of_row, product):
 @functools.cache
 def _inclusion_loops(name: str, is_short: bool) -> tuple[Any, Any]:
     """The loops of inclusion probabilities and of products for a noise."""
-    noise = NOISES[name]
     functions_of = of_rows_with_one_design if name == "logistic" else of_short_rows if is_short else of_rows_by_nodes
     with specialised(f"{name} {is_short}"):
-        space_for, find_range, inclusion, product = functions_of(noise)
-        nodes = nodes_of(noise)
-        return _inclusion_loop(space_for, find_range, nodes, inclusion), _product_loop(space_for, nodes, product)
+        space_for, find_range, inclusion, product = functions_of(LAWS[name])
+        return _inclusion_loop(space_for, find_range, inclusion), _product_loop(space_for, product)
 
 
 def _over_rows(number: int, noise: str, theta: Tensor, k: Tensor, depth: float, *arrays: Tensor, each: int = 1) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..cpu.loops import inlined, inlined_sum, per_row
 from ..cpu.maths import EXP, LOG
-from .numba_range import ROOM, WIDEST, fill_weights, nodes_of, take_logarithm
+from .numba_range import ROOM, WIDEST, density_of, fill_nodes, fill_weights, take_logarithm
 
 exp, log = EXP[np.float64], LOG[np.float64]
 SLACK = 2.0  # in addition to the depth, for the logarithm of a probability near 1
@@ -27,13 +27,12 @@ STEPS = 50  # of Newton's method, which takes 2 to 6
 NEAR = 0.1, 0.5  # accuracy of the time of the peak, and of h where the range begins
 
 
-def log_prob_of(noise):
+def log_prob_of(law):
     """``(theta, drawn, members, last, best, depth, with_slopes, slope, room)``: log P(S) of a row, to e^-depth.
 
     All positions are finite and 0 < ``members`` < n. ``last`` is the position of the lowest of the members and ``best``
     that of the highest of the others. The result is infinite if the row is left. ``slope`` receives the derivatives.
     """
-    law, nodes_of_row = noise.law, nodes_of(noise)
 
     @inlined_sum
     def sums(weight, up):
@@ -106,7 +105,7 @@ def log_prob_of(noise):
         for j in range(members):
             weight[j] /= total
         low, high, curvature = find_range(weight, depth)
-        nodes = nodes_of_row(n, low, high, curvature, depth, room.node, room.width)
+        nodes = fill_nodes(low, high, density_of(depth, curvature), room.node, room.width)
         if nodes < 0:
             return np.inf
         up, product, share = room.of_nodes[0, :nodes], room.of_nodes[1, :nodes], room.of_nodes[2, :nodes]

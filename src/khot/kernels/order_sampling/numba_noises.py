@@ -3,7 +3,7 @@ r"""The law of the noise at :math:`x = e^{s + \vartheta}` for loops, of its own 
 # mypy: disable-error-code="no-untyped-def"
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,18 +13,6 @@ from ..cpu.maths import EXP
 SMALL = 0.5  # largest x for which 1 - exp(-x) is computed from the series
 BACKWARDS = tuple((-1.0) ** j / math.factorial(j + 1) for j in range(13, -1, -1))  # series of (1 - exp(-x)) / x
 exp = EXP[np.float64]
-
-
-class LoopNoise(NamedTuple):
-    """The law of a noise in loops.
-
-    Attributes:
-        law: A function of x, which returns a :class:`Law`.
-        is_logistic: Whether this is logistic noise; otherwise 1 - F is exp(-x).
-    """
-
-    law: Any
-    is_logistic: bool
 
 
 class Law(NamedTuple):
@@ -56,7 +44,4 @@ def _exponential(x):
     return Law(share * x, missing, x * missing, ahead, ahead * (1.0 - x - ahead), x)
 
 
-NOISES = {
-    "logistic": LoopNoise(_logistic, is_logistic=True),
-    "log_exponential": LoopNoise(_exponential, is_logistic=False),
-}
+LAWS = {"logistic": _logistic, "log_exponential": _exponential}  # by the name of the noise

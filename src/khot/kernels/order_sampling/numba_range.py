@@ -32,6 +32,7 @@ TRIALS = 60  # most steps of a search, which takes 3 to 12
 LONGEST, FARTHEST = 2.0, 8.0  # longest steps of positions and times
 ACCURACY, RESOLUTION = 1e-3, 1e-20  # of a position, and rounding of a squared mean
 TINY = 1e-300
+TAILS = 1.0  # so much deeper than for a probability are ranges, as a gradient sums the tails of many units
 
 
 @per_row
@@ -81,7 +82,7 @@ def take_logarithm(product, values):
 
 
 @inlined
-def _density(depth, curvature):
+def density_of(depth, curvature):
     """Nodes per unit of time with which the error of the rule is e^-depth.
 
     ``curvature`` is minus the second derivative of the logarithm of the integrand at its peak.
@@ -89,37 +90,37 @@ def _density(depth, curvature):
     return math.hypot(depth / math.pi**2, math.sqrt(depth * (curvature + RATES) / 2) / math.pi)
 
 
-@inlined
-def _density_of_logistic(depth, n):
-    r"""The same for a short row of logistic noise: its poles are at a height of pi.
+@per_row
+def density_of_logistic(k, rest, depth):
+    r"""The same for logistic noise, where k units arrive and others do not.
 
-    At a smaller height y, a factor F or 1 - F grows by at most 1 / cos(y / 2), so the error with steps h is at most
-    :math:`2 \cos(y/2)^{-n} e^{-2 \pi y / h}`, here for y = 2.
+    If all positions are equal, which needs the most nodes, the error is the absolute value of :math:`\Gamma(k +
+    i\omega) \Gamma(n - k + i\omega)`, divided by that at :math:`\omega = 0`, for :math:`\omega = 2 \pi / \text{step}`.
+    With the rates of arrival, k and n - k are larger by 1. Logarithms are those of Stirling.
     """
-    return (depth + (n + RATES) * -math.log(math.cos(1.0))) / (4 * math.pi)
+    a, b, omega = k + 1.0, rest + 1.0, math.sqrt(2.0 * depth * k * rest / (k + rest))
+    for _ in range(TRIALS):
+        angles, log_error = math.atan(omega / a) + math.atan(omega / b), 0.0
+        for c in (a, b):
+            log_error -= (c - 0.5) * 0.5 * math.log(1.0 + (omega / c) ** 2)
+        step = (depth + 1.0 - log_error - omega * angles) / angles
+        omega += step
+        if abs(step) < 0.1:
+            break
+    return omega / (2 * math.pi)
 
 
-@functools.cache
-def nodes_of(noise):
-    """A function that writes the nodes of a row and their weights."""
-    is_logistic = noise.is_logistic
-
-    @per_row
-    def nodes(n, low, high, curvature, depth, node, width):
-        """The number of nodes for a row of n units, -1 if there is no room for so many."""
-        density = _density(depth, curvature)
-        if is_logistic:
-            density = min(density, _density_of_logistic(depth, n))
-        needed = (high - low) * density
-        if not needed < node.shape[0] - 2 * BLOCK:
-            return -1
-        count = (int(needed) // BLOCK + 1) * BLOCK
-        step = (high - low) / (count - 1)
-        for i in range(count):
-            node[i], width[i] = low + i * step, step
-        return count
-
-    return nodes
+@per_row
+def fill_nodes(low, high, density, node, width):
+    """Writes the nodes of a row and their weights; their number, -1 if there is no room for so many."""
+    needed = (high - low) * density
+    if not needed < node.shape[0] - 2 * BLOCK:
+        return -1
+    count = (int(needed) // BLOCK + 1) * BLOCK
+    step = (high - low) / (count - 1)
+    for i in range(count):
+        node[i], width[i] = low + i * step, step
+    return count
 
 
 class Row(NamedTuple):
@@ -147,8 +148,7 @@ class _Tilted(NamedTuple):
 
 
 @functools.cache
-def tilted_of(noise):
-    law = noise.law
+def tilted_of(law):
 
     @summed
     def tilted(weight, up, z):
@@ -189,14 +189,14 @@ def search_for_peak(tilted):
     return find_peak
 
 
-def range_by_chernoff(noise):
+def range_by_chernoff(law):
     """The search for the range of the integral, which ends where Chernoff's bound of P(N = k) is e^-depth.
 
     The bound is :math:`z^{-k} E z^N` for any z > 0, and least if the mean of the weighted law is k. A z is given by the
     position of a unit that has even chances under these weights, for that changes little from one time to another.
     """
-    law, tilted = noise.law, tilted_of(noise)
-    bend, find_peak = bend_of(tilted), search_for_peak(tilted)
+    tilted = tilted_of(law)
+    find_peak = search_for_peak(tilted)
 
     @per_row
     def bound(row, time, even):
@@ -233,27 +233,16 @@ def range_by_chernoff(noise):
 
     @per_row
     def find_range(row, low, high, depth):
-        peak = find_peak(row, low, high)
-        before = 0.3 + 0.9 * depth / row.k  # where k units of one position are too few
-        low, high = end(row, peak, low, peak - before, depth), end(row, peak, high, peak + 1.0, depth)
-        return low, high, bend(row, low, peak, high), peak
-
-    return find_range
-
-
-@functools.cache
-def bend_of(tilted):
-    """The curvature of normal densities with the moments of N, at the peak and half-way to the ends."""
-
-    @per_row
-    def bend(row, low, peak, high):
-        curvature = 0.0
+        peak, deep = find_peak(row, low, high), depth + TAILS
+        before = 0.3 + 0.9 * deep / row.k  # where k units of one position are too few
+        low, high = end(row, peak, low, peak - before, deep), end(row, peak, high, peak + 1.0, deep)
+        curvature = 0.0  # of normal densities with the moments of N, at the peak and half-way to the ends
         for time in (0.5 * (low + peak), peak, 0.5 * (peak + high)):
             at = tilted(row.weight, math.exp(time), 1.0)
             curvature = max(curvature, at.rate * at.rate / max(at.variance, TINY))
-        return curvature
+        return low, high, density_of(depth, curvature), peak
 
-    return bend
+    return find_range
 
 
 @inlined
@@ -269,7 +258,7 @@ def _is_near(at, k):
 
 
 @functools.cache
-def fill_range_of(find_range, nodes_of_row):
+def fill_range_of(find_range):
     """``(theta, k, depth, weight, room, when)``: writes the range of an integral, its nodes, and the weights.
 
     It returns the number of nodes, -1 if the row is left. ``when`` is described in :class:`.Integrals`.
@@ -286,12 +275,12 @@ def fill_range_of(find_range, nodes_of_row):
         for i in range(n):
             total += weight[i]
             inverse += 1.0 / weight[i]
-        deep = depth + 1.0  # one nat deeper than a probability needs: a gradient sums the tails of many units
+        deep = depth + TAILS
         # Chernoff's bounds of P(N = k), as F <= x and 1 - F <= 1 / x
         begin, end = math.log(k / total) - 1.0 - deep / k, math.log(inverse / (n - k)) + 1.0 + deep / (n - k)
-        first, last, curvature, peak = find_range(row, begin, end, deep)
-        when[0], when[1], when[2], when[3] = first - peak, last - peak, curvature, middle - peak
+        first, last, density, peak = find_range(row, begin, end, depth)
+        when[0], when[1], when[2], when[3] = first - peak, last - peak, density, middle - peak
         fill_weights(theta, when[3], weight)
-        return nodes_of_row(n, when[0], when[1], curvature, depth, room.node, room.width)
+        return fill_nodes(when[0], when[1], density, room.node, room.width)
 
     return fill_range

@@ -24,10 +24,10 @@ from .numba_arrivals import fill_fates_of, fill_fewer, rarer_fates, space_for, t
 from .numba_plane import plane_of
 from .numba_range import (
     ROOM,
+    TAILS,
     TRIALS,
-    bend_of,
+    density_of_logistic,
     fill_range_of,
-    nodes_of,
     search_for_peak,
     take_logarithm,
     tilted_of,
@@ -60,17 +60,16 @@ def _end(row, time, least):
     return time
 
 
-def _range_of(noise):
+def _range_of(law):
     """The search for where log P(N = k) is within the depth of its peak."""
-    tilted = tilted_of(noise)
-    find_peak, bend = search_for_peak(tilted), bend_of(tilted)
+    tilted = tilted_of(law)
+    find_peak = search_for_peak(tilted)
 
     @per_row
     def find_range(row, low, high, depth):
-        peak = find_peak(row, low, high)
-        least = _log_chance(row, peak)[0] - depth
-        low, high = _end(row, low, least), _end(row, high, least)
-        return low, high, bend(row, low, peak, high), peak
+        peak, n = find_peak(row, low, high), row.weight.shape[0]
+        least, density = _log_chance(row, peak)[0] - depth - TAILS, density_of_logistic(row.k, n - row.k, depth)
+        return _end(row, low, least), _end(row, high, least), density, peak
 
     return find_range
 
@@ -166,9 +165,9 @@ def _covariance(rarer, usual, g, z, law, weighted):
     return total * rarer
 
 
-def of_rows_with_one_design(noise):
+def of_rows_with_one_design(law):
     """The functions of a row; ``given`` are its m."""
-    fill_fates = fill_fates_of(noise)
+    fill_fates = fill_fates_of(law)
 
     @inlined
     def inclusion(space, weight, k, nodes, when, depth, given, result):
@@ -212,17 +211,17 @@ def of_rows_with_one_design(noise):
                 weight[i], given[i], change_of[i], vector[i], up, rate, chance, log_count, change
             )
 
-    return space_for, _range_of(noise), inclusion, product
+    return space_for, _range_of(law), inclusion, product
 
 
-def log_prob_with_one_design(noise):
+def log_prob_with_one_design(law):
     r"""As :func:`.log_prob_of`, for logistic noise.
 
     With :math:`f_j / F_j = 1 - F_j` and :math:`P(N = k)` without its constant, :math:`P(S) = \prod_{i \in S} w_i \int
     P(N = k) \sum_{j \in S} (1 - F_j) \, ds`. As in the formula for :math:`\pi`, a linear function of m, the indicator
     of S takes the place of m in that for the derivatives.
     """
-    fill_range = fill_range_of(_range_of(noise), nodes_of(noise))
+    fill_range = fill_range_of(_range_of(law))
 
     @inlined
     def log_prob(theta, drawn, members, last, best, depth, with_slopes, slope, room):

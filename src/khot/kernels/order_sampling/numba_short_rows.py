@@ -7,9 +7,7 @@ sets of k units, the inclusion probabilities m of the design and products with i
 
 .. math:: 1 - F_i = \frac{a_i}{a_i + b_i e^s}, \qquad P(N = k) = \text{total} \cdot e^{ks} / \prod_i (a_i + b_i e^s).
 
-The nodes of the rule lie where P(N = k) is not negligible. If all positions are equal, which needs the most nodes, the
-error of the trapezoidal rule is a product of two gamma functions, :math:`|\Gamma(k + i\omega) \Gamma(n - k + i\omega)|`
-divided by its value at :math:`\omega = 0`, for :math:`\omega = 2 \pi / \text{step}`.
+The nodes of the rule lie where P(N = k) is not negligible.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -23,12 +21,11 @@ from ..count.numba_table import bend, descend, empty_block, is_sound, lanes_of, 
 from ..cpu.lanes import LANES, at, every, if_positive, put
 from ..cpu.loops import by_lanes, inlined, kernel, per_row
 from ..cpu.maths import EXP, LOG
-from .numba_range import Array
+from .numba_range import Array, density_of_logistic
 
 exp, log = EXP[np.float64], LOG[np.float64]
 INCLUSION, PRODUCT, LOG_PROB = range(3)  # what the loop computes
 SLACK = 4.0  # in addition to the depth, for the largest P(N = k) and for sums of many tails
-EXTRA = 1  # how many more of the units have arrived, and have not, in the factors of P(N = k)
 FACTORS = 4  # whose product is finite if the times are less than FARTHEST
 FARTHEST, LARGEST_LOG = 150.0, 600.0
 MOST_STEPS, MOST_NODES = 20, 1000
@@ -63,21 +60,6 @@ def _room(n):
         units[0], units[1], units[2], units[3], units[4], units[5], units[6], rows[0], rows[1], rows[2], rows[3],
         rows[4], rows[5], rows[6], rows[7], nodes[0], nodes[1],
     )  # fmt: skip
-
-
-@per_row
-def _density(k, rest, depth):
-    """Nodes per unit of time, for so many units that arrive, and others."""
-    a, b, omega = k + EXTRA, rest + EXTRA, math.sqrt(2.0 * depth * k * rest / (k + rest))
-    for _ in range(MOST_STEPS):
-        angles, log_error = math.atan(omega / a) + math.atan(omega / b), 0.0
-        for c in (a, b):
-            log_error -= (c - 0.5) * 0.5 * math.log(1.0 + (omega / c) ** 2)
-        step = (depth + 1.0 - log_error - omega * angles) / angles
-        omega += step
-        if abs(step) < 0.1:
-            break
-    return omega / (2 * math.pi)
 
 
 @inlined
@@ -133,7 +115,7 @@ def _place_ends(block, room, number, n, k, rows, depth):
                 fall -= z < 0
         is_open = rise > 0 and fall > 0
         if is_open and (rise != last_rise or fall != last_fall):
-            last_rise, last_fall, density = rise, fall, _density(float(rise), float(fall), depth)
+            last_rise, last_fall, density = rise, fall, density_of_logistic(rise, fall, depth)
         room.size[lane], room.power[lane] = size, power
         room.ends[lane] = -(far + room.log_total[lane] + above) / rise if is_open else 0.0
         room.ends[LANES + lane] = (far + room.log_total[lane] + below) / fall if is_open else 0.0

@@ -163,9 +163,8 @@ def _add_product(zero, one, n, last, nodes_width, vector, units, table):
         put(units, SUM * n + i, at(units, SUM * n + i) + (g * of_ones - of_vector) * (f * nodes_width))
 
 
-def of_short_rows(noise):
+def of_short_rows(law):
     """As :func:`.of_rows_by_nodes`."""
-    law = noise.law
 
     @by_lanes
     def fill_fates(came, missing, rate):
@@ -216,4 +215,4 @@ def of_short_rows(noise):
             _add_product(zero, one, n, min(k, n - k) - 1, at(room.width, block), vector, units, room.table)
         finish(units, result)
 
-    return tables_for, range_by_chernoff(noise), inclusion, product
+    return tables_for, range_by_chernoff(law), inclusion, product
