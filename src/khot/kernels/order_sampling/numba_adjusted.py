@@ -81,10 +81,10 @@ def _pull_back(z, slope, excess, grad, scale, n, result):
 
 
 @per_row
-def _place(x, anchor, shift, scale, n, z):
+def _place(x, anchor, shift, scale, n, z, copy):
     for r in range(anchor.shape[0]):
         for i in range(r * n, (r + 1) * n):
-            z[i] = (x[i] - anchor[r]) / scale - shift[r]
+            z[i] = copy[i] = (x[i] - anchor[r]) / scale - shift[r]
 
 
 def _value_loop(first, last, x, anchor, shift, k, scale, result):
@@ -95,8 +95,7 @@ def _value_loop(first, last, x, anchor, shift, k, scale, result):
         end = min(begin + chunk, last)
         count, items = (end - begin) * n, x[begin * n : end * n]
         z, slope, excess, here = moved[:count], slopes[:count], excesses[:count], shift[begin:end]
-        _place(items, anchor[begin:end], here, scale, n, result[begin * n : end * n])
-        z[:] = result[begin * n : end * n]
+        _place(items, anchor[begin:end], here, scale, n, z, result[begin * n : end * n])
         for _ in range(MOST_STEPS):
             _fill_slopes(z, slope, excess)
             if _correct(z, slope, excess, here, k, n) <= SETTLED:
@@ -112,11 +111,11 @@ def _gradient_loop(first, last, x, anchor, shift, grad, scale, result):
     slopes, excesses, moved = np.empty(chunk * n), np.empty(chunk * n), np.empty(chunk * n)
     for begin in range(first, last, chunk):
         end = min(begin + chunk, last)
-        count, here = (end - begin) * n, slice(begin * n, end * n)
+        count, a, b = (end - begin) * n, begin * n, end * n
         z, slope, excess = moved[:count], slopes[:count], excesses[:count]
-        _place(x[here], anchor[begin:end], shift[begin:end], scale, n, z)
+        _place(x[a:b], anchor[begin:end], shift[begin:end], scale, n, z, z)
         _fill_slopes(z, slope, excess)
-        _pull_back(z, slope, excess, grad[here], scale, n, result[here])
+        _pull_back(z, slope, excess, grad[a:b], scale, n, result[a:b])
     return 0
 
 

@@ -30,7 +30,7 @@ from .numba_tables import of_short_rows
 FAR = 0.5 * WIDEST  # exp(-FAR) does not change a probability, and units this far apart still fit into a loop
 STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_ARRIVALS = 50, 50, 1000  # approximate work for a unit
 MOST_COUNTS = 2**13  # units times counts in a short row, for which recursions are fastest
-SHORT, STEPS_OF_SHORT = 64, 16  # units of rows of logistic noise that are computed side by side
+SHORT, STEPS_OF_SHORT = 128, 16  # units of rows of logistic noise that are computed side by side
 NOTHING, NO_VALUES = torch.empty(0, 0, dtype=torch.float64), torch.empty(0, 0, dtype=torch.bool)
 TRIALS, ROUNDING = 4, 1e-13  # each trial has twice the nodes of the one before
 
