@@ -236,7 +236,7 @@ def test_ranks_are_positive_finite_and_distinct(noise):
     assert len(equal.unique()) == 10**6
 
 
-@for_each("n, k", [(2, 1), (10, 5), (64, 1), (64, 63), (64, 32)])
+@for_each("n, k", [(2, 1), (10, 5), (64, 1), (64, 32), (100, 99)])
 @pytest.mark.parametrize("depth", [SINGLE, EXACT])
 def test_nodes_suffice_where_most_are_needed(depth, n, k):
     """If all positions are equal; the Jacobian is then a multiple of that of the mean."""

@@ -96,9 +96,9 @@ def density_of_logistic(k, rest, depth):
 
     If all positions are equal, which needs the most nodes, the error is the absolute value of :math:`\Gamma(k +
     i\omega) \Gamma(n - k + i\omega)`, divided by that at :math:`\omega = 0`, for :math:`\omega = 2 \pi / \text{step}`.
-    With the rates of arrival, k and n - k are larger by 1. Logarithms are those of Stirling.
+    With the rates of arrival and their derivatives, k and n - k are larger by 2. Logarithms are those of Stirling.
     """
-    a, b, omega = k + 1.0, rest + 1.0, math.sqrt(2.0 * depth * k * rest / (k + rest))
+    a, b, omega = k + 2.0, rest + 2.0, math.sqrt(2.0 * depth * k * rest / (k + rest))
     for _ in range(TRIALS):
         angles, log_error = math.atan(omega / a) + math.atan(omega / b), 0.0
         for c in (a, b):
