@@ -243,7 +243,7 @@ def test_nodes_suffice_where_most_are_needed(depth, n, k):
     theta = torch.zeros(n, dtype=torch.float64, requires_grad=True)
     probs = kernel.inclusion_probabilities(noises.LOGISTIC, theta, k, depth)
     assert (probs / k * n - 1).abs().max() <= 2 * math.exp(-depth) + 1e-14
-    vector = torch.arange(n, dtype=torch.float64)
+    vector = torch.arange(n, dtype=torch.float64) / n
     (product,) = torch.autograd.grad(probs, theta, vector)
     other = kernel._inclusion_in_torch(noises.LOGISTIC, theta, k)
     torch.testing.assert_close(
