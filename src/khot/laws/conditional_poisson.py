@@ -60,15 +60,13 @@ def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
     return (F.logsigmoid(size) - penalty).sum(-1)
 
 
-def log_counts_and_shifts(
-    logits: Tensor, k: int | Tensor, kept: Once | None = None, balanced: bool = False
-) -> tuple[Tensor, Tensor]:
+def log_counts_and_shifts(logits: Tensor, k: int | Tensor, kept: Once | None = None) -> tuple[Tensor, Tensor]:
     """log P(B = k) of each row, and the c for which this is likely, both ``(*batch,)``."""
 
     def function(tilted: Tilted) -> Tensors:
         return tilted.log_probability(), tilted.shift
 
-    log_count, shift = tilted_by_rows(function, logits, k, kept, balanced)
+    log_count, shift = tilted_by_rows(function, logits, k, kept)
     return log_count, shift
 
 
@@ -89,7 +87,7 @@ def shifted_log_prob(logits: Tensor, shift: Tensor, value: Tensor) -> Tensor:
     return by_rows(function, SLAB, logits, shift, value)[0]
 
 
-def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Once | None = None, balanced: bool = False) -> Tensor:
+def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Once | None = None) -> Tensor:
     """Log-probability of k-hot values.
 
     Args:
@@ -98,8 +96,6 @@ def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Once | None = None, b
         value: k-hot ``(*sample, *batch, n)``. Between k-hot vectors the result is linear in ``value``. Its derivative
             there is the logits for a range, and the logits plus a constant for a single k.
         kept: What was already made from these logits, such as their tree.
-        balanced: Whether independent units with these log-odds have k ones on average, so that no equation needs to be
-            solved.
 
     Returns:
         ``(*sample, *batch)``; ``-inf`` where ``value`` contradicts an infinite logit.
@@ -111,7 +107,7 @@ def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Once | None = None, b
                 lambda tilted: (tilted.log_probability(), tilted.shift, tilted.k.double()), logits, k, kept
             )
             return shifted_log_prob(logits, shift, value) - shift * (value.double().sum(-1) - size) - log_sum
-        log_count, shift = log_counts_and_shifts(logits, k, kept, balanced)
+        log_count, shift = log_counts_and_shifts(logits, k, kept)
         return shifted_log_prob(logits, shift, value) - log_count
 
     if unit_by_unit.takes(logits, k, value):
