@@ -141,3 +141,14 @@ def test_rows_without_a_choice_and_rows_with_nan(n: int) -> None:
         logits, _, errors = inclusion_inverse.loop(log_odds, k, 1e-14)
     assert (logits[0] == -INF).all() and (logits[1] == INF).all()
     assert errors[0] == 0 and errors[1] == 0 and errors[2].isnan()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_what_is_not_a_number_is_not_lost(name: str) -> None:
+    """A cotangent of NaN or infinity gives no finite gradient in its row, and does not touch other rows."""
+    probs, g = relaxed(9, 4, 1.0, rows=4)[0].requires_grad_(), normal(4, 9, seed=1)
+    g[1, 2], g[2, 0] = torch.nan, INF
+    with backend(name):
+        (gradient,) = torch.autograd.grad(solve_logits(probs, 4), probs, g)
+    assert gradient.isfinite().all(-1).tolist() == [True, False, False, True]
+    assert gradient[1].isnan().all()

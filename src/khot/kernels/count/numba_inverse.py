@@ -266,7 +266,7 @@ def _place_system(block, number, logits, b, rounding, search):
             target[c] = (b[r, i] - mean) / weight[c] if weight[c] > 0 else 0.0
             # Next to the entry of a rare unit, its residual is rounding. What others depend on is the sum of all b.
             scale[c] = 1.0 / (size / spread + abs(target[c])) if weight[c] > 0 and size > 0 else 0.0
-        search[ERROR][lane] = (np.inf if size > 0 else 0.0) if is_sound(block.total[lane]) else np.nan
+        search[ERROR][lane] = (0.0 if size == 0 else np.inf) if is_sound(block.total[lane]) else np.nan
 
 
 @inlined
