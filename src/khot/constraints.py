@@ -241,9 +241,10 @@ ranking = _Ranking
 
 
 class _CappedSimplexTransform(Transform):
-    """The shared part of the two maps onto the capped simplex: k, equality, cache, and the checks of their inverse."""
+    """The shared part of the two maps onto the capped simplex, which apply ``sigmoid_topk`` to scores."""
 
     domain = constraints.real_vector
+    added = 0  # scores at the end that are held at 0
 
     def __init__(self, k: float | Tensor, cache_size: int = 0) -> None:
         self.k = k
@@ -261,9 +262,10 @@ class _CappedSimplexTransform(Transform):
             return False
         return torch.equal(torch.as_tensor(self.k, dtype=torch.float64), torch.as_tensor(other.k, dtype=torch.float64))
 
-    def _check_size(self, n: int) -> None:
+    def _check_vector(self, name: str, value: Tensor, added: int) -> None:
         """Checks that the interior is not empty, as for k = 0 and n; reads tensors only on a CPU, where it is free."""
-        k = self.k
+        _check_vectors(name, value)
+        k, n = self.k, value.shape[-1] + added
         if isinstance(k, Tensor):
             fits = k.device.type != "cpu" or not can_look(k) or bool(((k > 0) & (k < n)).all())
         else:
@@ -271,41 +273,38 @@ class _CappedSimplexTransform(Transform):
         if not fits:
             raise ValueError(f"the interior of capped_simplex(k) needs 0 < k < n, but got k={k} with n={n}")
 
+    def _scores(self, u: Tensor) -> Tensor:
+        self._check_vector("u" if self.added else "x", u, self.added)
+        return (torch.nn.functional.pad(u, (0, self.added)) if self.added else u).expand(self.forward_shape(u.shape))
+
     def _logit(self, y: Tensor) -> Tensor:
-        self._check_interior(y)
+        self._check_vector("y", y, 0)
+        if can_look(y):
+            if not ((y > 0) & (y < 1)).all():
+                raise ValueError(
+                    f"an initial value under capped_simplex({self.k}) must lie in its interior, 0 < y < 1, "
+                    f"but got values from {y.min().item():.6g} to {y.max().item():.6g}"
+                )
+            if not capped_simplex(self.k).check(y).all():
+                message = f"a value under capped_simplex({self.k}) must sum to k={self.k}, but got sums {y.sum(-1)}"
+                raise ValueError(message)
         return y.to(compute_dtype(y)).logit()
 
-    def _check_interior(self, y: Tensor) -> None:
-        if not can_look(y):
-            return
-        if not ((y > 0) & (y < 1)).all():
-            raise ValueError(
-                f"an initial value under capped_simplex({self.k}) must lie in its interior, 0 < y < 1, "
-                f"but got values from {y.min().item():.6g} to {y.max().item():.6g}"
-            )
-        if not capped_simplex(self.k).check(y).all():
-            raise ValueError(f"a value under capped_simplex({self.k}) must sum to k={self.k}, but got sums {y.sum(-1)}")
+    def forward_shape(self, shape: Size) -> Size:
+        return _batch_shape(shape, self.k) + Size([_length(shape) + self.added])
+
+    def inverse_shape(self, shape: Size) -> Size:
+        return _batch_shape(shape, self.k) + Size([_length(shape) - self.added])
 
 
 class _SigmoidTopKTransform(_CappedSimplexTransform):
     """Maps Rⁿ onto the interior of the capped simplex by ``sigmoid_topk``; constant along 1; right inverse: logit."""
 
     def _call(self, x: Tensor) -> Tensor:
-        _check_vectors("x", x)
-        self._check_size(x.shape[-1])
-        batch_shape = _batch_shape(x.shape, self.k)
-        return sigmoid_topk(x.expand(batch_shape + x.shape[-1:]), self.k)
+        return sigmoid_topk(self._scores(x), self.k)
 
     def _inverse(self, y: Tensor) -> Tensor:
-        _check_vectors("y", y)
-        self._check_size(y.shape[-1])
         return self._logit(y).to(y.dtype)
-
-    def forward_shape(self, shape: Size) -> Size:
-        return _batch_shape(shape, self.k) + Size([_length(shape)])
-
-    def inverse_shape(self, shape: Size) -> Size:
-        return self.forward_shape(shape)
 
 
 class _CappedSimplexBijection(_CappedSimplexTransform):
@@ -315,12 +314,7 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
     """
 
     bijective = True
-
-    def _scores(self, u: Tensor) -> Tensor:
-        _check_vectors("u", u)
-        self._check_size(u.shape[-1] + 1)
-        shape = self.forward_shape(u.shape)
-        return torch.nn.functional.pad(u, (0, 1)).expand(shape)
+    added = 1
 
     def _call(self, u: Tensor) -> Tensor:
         scores = self._scores(u)
@@ -329,20 +323,12 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
         return y
 
     def _inverse(self, y: Tensor) -> Tensor:
-        _check_vectors("y", y)
-        self._check_size(y.shape[-1])
         logit = self._logit(y)
         return (logit[..., :-1] - logit[..., -1:]).to(y.dtype)
 
     def log_abs_det_jacobian(self, u: Tensor, y: Tensor) -> Tensor:
         scores = self._scores(u.to(compute_dtype(u)))
         return log_volume(sigmoid_topk_log_odds(scores, self.k)).to(u.dtype)  # y may have rounded to 0 or 1
-
-    def forward_shape(self, shape: Size) -> Size:
-        return _batch_shape(shape, self.k) + Size([_length(shape) + 1])
-
-    def inverse_shape(self, shape: Size) -> Size:
-        return _batch_shape(shape, self.k) + Size([_length(shape) - 1])
 
 
 def _length(shape: Size) -> int:

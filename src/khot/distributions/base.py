@@ -41,6 +41,8 @@ class lazy(lazy_property):  # type: ignore[type-arg]
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False), torch.set_grad_enabled(not instance.parameter.is_inference()):
                 value = self.wrapped(instance)
+        elif torch.is_grad_enabled():
+            value = self.wrapped(instance)
         else:
             with torch.enable_grad():
                 value = self.wrapped(instance)

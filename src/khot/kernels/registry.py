@@ -8,10 +8,9 @@ A compiled graph keeps an operator whole. An eager call bypasses torch's dispatc
 and at the first call the import of torch's compiler.
 
 A call is computed by the first backend that has no reason to refuse it, and otherwise by plain torch. Reasons are that
-another backend was requested, the device (see :mod:`khot.kernels.operators.platforms`), what the backend's ``takes``
-says, or that a library is not installed. The choice is made once for all calls with the same device, dtype and facts
-about their arguments; then it is looked up in a dictionary. At the level ``DEBUG`` the logger ``khot`` tells which
-backend computes a call, and the reasons of the others.
+another backend was requested, the device, what the backend's ``takes`` says, or that a library is not installed. The
+choice is made once for all calls with the same device, dtype and facts about their arguments. At the level ``DEBUG``
+the logger ``khot`` tells which backend computes a call, and the reasons of the others.
 
 ``KHOT_BACKEND`` in the environment, or :func:`backend` around a piece of code, requests a backend for every operation:
 
@@ -74,17 +73,17 @@ def backend(name: str) -> Iterator[None]:
         ...     sigmoid_topk(torch.zeros(4), 2)
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    previous = _wanted
-    _request(_checked(name, "`name`"))
+    global _wanted
+    previous, _wanted = _wanted, _checked(name, "`name`")
+    _forget_choices()
     try:
         yield
     finally:
-        _request(previous)
+        _wanted = previous
+        _forget_choices()
 
 
-def _request(name: str) -> None:
-    global _wanted
-    _wanted = name
+def _forget_choices() -> None:
     for operation in _EVERY:
         operation.known.clear()
 
@@ -111,26 +110,19 @@ class Operation:
         package: The package of their modules.
         attribute: The name under which a module has the code: a function of the same arguments, or a record of
             functions.
-
-    Attributes:
-        backends: By name, in the order of preference, the module of each backend and its ``takes``.
-        known: What has been chosen.
     """
 
     def __init__(self, package: str, attribute: str) -> None:
         self.package, self.attribute, self.name = package, attribute, attribute.lower()
-        self.backends = dict[str, tuple[str, Takes]]()
-        self.known = dict[Any, Choice]()
+        self.backends = dict[str, tuple[str, Takes]]()  # modules and `takes` by name, in the order of preference
+        self.known = dict[Any, Choice]()  # what has been chosen
         _EVERY.append(self)
 
     def backend(self, name: str, *, module: str, takes: Takes = lambda *asked: None) -> None:
-        """Registers a backend, after those that are already registered.
+        """Registers the backend of a library, which comes after those that are already registered.
 
-        Args:
-            name: Name of its library, a key of ``DEVICES``.
-            module: Its module, relative to the package; imported at the first call that it computes.
-            takes: Gives the reason why the backend does not compute a call, or None if it does; see :func:`only_if`.
-                Its arguments are those of :meth:`find`.
+        Its module, relative to the package, is imported at the first call that it computes. ``takes`` gets the
+        arguments of :meth:`find`, and gives the reason why the backend does not compute a call, or None if it does.
         """
         self.backends[name] = module, takes
 
@@ -148,8 +140,7 @@ class Operation:
         Raises:
             RuntimeError: If the requested backend takes the call but cannot run here.
         """
-        size = x.numel()
-        fits = size > 0 and (size <= MAX_N or x.shape[-1] <= MAX_N)
+        fits = x.numel() > 0 and x.shape[-1] <= MAX_N
         key = x.device, x.dtype, bool(fits), *facts  # a bool if shapes are symbols
         found = self.known.get(key)
         if found is None:
@@ -168,7 +159,7 @@ class Operation:
         """:meth:`find`, for the first time."""
         told = ""
         for name in self.backends:
-            refusal = self._refusal(name, x, *facts)
+            refusal = self._refusal(name, x, *facts)  # wherever the backend can run
             reason = refusal or OBSTACLES[name](x.device)
             if reason is None:
                 return Choice(self.load(name, x, *facts), f"{self.name} runs on {name}{told}")
@@ -180,7 +171,6 @@ class Operation:
         return Choice(None, f"{self.name} runs on torch{told}")
 
     def _refusal(self, name: str, x: Tensor, *facts: Any) -> str | None:
-        """The reason why a backend is not for a call, wherever it can run."""
         if _wanted not in ("auto", name):
             return f"the requested backend is {_wanted}"
         if _wanted == "auto" and x.device.type != DEVICES[name]:
