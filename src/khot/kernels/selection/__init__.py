@@ -13,11 +13,11 @@ which then need no further pass.
 import torch
 from torch import Tensor
 
-from ..registry import Operation, Operator, only_if
+from ..registry import Operation, Operator
 from . import exact
 from .exact import check_ranked
 
-__all__ = ["bounds_of", "check_ranked", "keep_largest", "rows_not_k_hot", "topk_indices", "topk_mask"]
+__all__ = ["bounds_of", "check_ranked", "keep_largest", "rows_outside", "topk_indices", "topk_mask"]
 
 
 def _like(x: Tensor, *_: object) -> Tensor:
@@ -47,9 +47,5 @@ def bounds_of(x: Tensor) -> tuple[Tensor, Tensor]:
 keep_largest = Operation(__name__, "keep_largest")  # for plain calls; without loops, modules multiply by the mask
 keep_largest.backend("numba", module=".numba_backend")
 
-rows_not_k_hot = Operation(__name__, "rows_not_k_hot")  # likewise
-rows_not_k_hot.backend(
-    "numba",
-    module=".numba_k_hot",
-    takes=only_if(lambda x: x.dtype in (torch.float32, torch.float64), "its loops are for float32 and float64"),
-)
+rows_outside = Operation(__name__, "rows_outside")  # likewise, for values of float32 or float64
+rows_outside.backend("numba", module=".numba_sums")
