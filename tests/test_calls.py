@@ -33,7 +33,7 @@ CALLS = {
     "hard mask": (lambda: khot.topk_mask(X, 5), 24, 12),
     "module": (lambda: MODULE(X), 17, 11),
     "constructor of a design": (lambda: ConditionalPoisson(logits=X, k=5), 14, 7),
-    "density of a design": (lambda: ConditionalPoisson(logits=X, k=5).log_prob(VALUE), 54, 17),
+    "density of a design": (lambda: ConditionalPoisson(logits=X, k=5).log_prob(VALUE), 55, 17),
     "draw of a design": (lambda: DESIGN.sample(), 24, 11),
 }
 
