@@ -98,7 +98,7 @@ def _solve(logits: Tensor, *ends: int | Tensor) -> Solved:
         sizes = tuple([_without_repeats(end, end.ndim) if isinstance(end, Tensor) else end for end in ends])
         shape, whole = _shape_of(distinct, sizes), _shape_of(logits, ends)
     # A copy, because a storage that is shown to NumPy cannot be resized any more, as FSDP does with a parameter's.
-    rows = distinct.to(torch.float64, copy=True)
+    rows = distinct.clone() if distinct.dtype == torch.float64 else distinct.double()
     if len(shape) != 2 or rows.shape != shape or not rows.is_contiguous():
         rows = rows.expand(shape).reshape(-1, n).contiguous()
     each = []
@@ -106,7 +106,7 @@ def _solve(logits: Tensor, *ends: int | Tensor) -> Solved:
         if isinstance(size, Tensor):
             each.append(size.long().expand(shape[:-1]).reshape(-1).contiguous())
         else:
-            each.append(torch.full((len(rows),), size, device=rows.device))
+            each.append(torch.full((rows.shape[0],), size, device=rows.device))
     low, high = each[0], each[-1]
     *results, left = bernoulli_count.loop(rows, low, high, SizeRange(sizes[0], sizes[-1]).bound(n))
     if left:
