@@ -110,6 +110,7 @@ CALLS = {
 # In torch 2.6, Dynamo already stops inside torch's own kl_divergence.
 @for_each("name", [name for name in CALLS if name != "divergence" or torch.__version__ >= "2.7"])
 def test_whole_graphs_are_refused_with_the_reason(name):
+    CALLS[name](LOGITS)  # torch looks up a divergence at its first call, in code that Dynamo does not trace
     with pytest.raises(Unsupported, match=REASON):
         compiled(CALLS[name], fullgraph=True)(LOGITS)
 
@@ -132,3 +133,10 @@ def test_graphs_end_at_every_member():
 def test_maps_around_designs_stay_whole():
     whole = compiled(lambda x: sigmoid_topk(x, 2).square(), fullgraph=True)
     torch.testing.assert_close(Sampford(probs=whole(LOGITS).sqrt()).mean, sigmoid_topk(LOGITS, 2))
+
+
+@for_each("size", [2, (1, 2), torch.tensor([1, 2])])
+def test_a_whole_graph_reads_sizes(size):
+    design = ConditionalPoisson(logits=LOGITS, k=size)
+    read = compiled(lambda x: x * design.k * design.largest_k, fullgraph=True)
+    assert torch.equal(read(LOGITS[:, 0]), LOGITS[:, 0] * design.k * design.largest_k)

@@ -176,24 +176,22 @@ class SamplingDesign(KHotDistribution, is_base=True):
         return self._with(_validate_args=False)
 
     @property
-    @entry
     def k(self) -> Tensor:
         """The number of ones of each row, or the smallest if it varies."""
-        return self._k
+        return in_rows(self._low, self.parameter)
 
     @property
-    @entry
     def largest_k(self) -> Tensor:
         """The largest number of ones of each row, which is ``k`` if the number does not vary."""
-        return self._largest_k
+        return in_rows(self._high if self._size_varies else self._low, self.parameter)
 
     @lazy
     def _k(self) -> Tensor:
-        return in_rows(self._low, self.parameter)
+        return self.k
 
     @lazy
     def _largest_k(self) -> Tensor:
-        return in_rows(self._high, self.parameter) if self._size_varies else self._k
+        return self.largest_k
 
     @lazy
     def _size(self) -> Any:

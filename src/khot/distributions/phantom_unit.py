@@ -107,12 +107,15 @@ class PhantomUnit(SamplingDesign):
     def _fits(self) -> bool:
         return False
 
-    @lazy
-    def _k(self) -> Tensor:
+    @property
+    @entry
+    def k(self) -> Tensor:
+        """The smaller of the two sizes."""
         return self._sizes[..., 0]
 
-    @lazy
-    def _largest_k(self) -> Tensor:
+    @property
+    @entry
+    def largest_k(self) -> Tensor:
         return self._sizes[..., 1]
 
     @lazy

@@ -92,14 +92,13 @@ class PlackettLuce(KHotDistribution):
             )
 
     @property
-    @entry
     def k(self) -> Tensor:
         """The number of choices of each row."""
-        return self._k
+        return in_rows(self._low, self.parameter)
 
     @lazy
     def _k(self) -> Tensor:
-        return in_rows(self._low, self.parameter)
+        return self.k
 
     @property
     def _size(self) -> int | Tensor:
