@@ -192,8 +192,10 @@ def members(law):
 
     names = sorted(name for name in names if not name.startswith("_"))
     static = ("arg_constraints", "has_enumerate_support", "has_rsample", "infer_shapes", "stand_in")
+    given = {"dtype", "parameter", "design", "log_prior"}
+    given |= set() if isinstance(law, PhantomUnit) else {"k", "largest_k"}  # whose sizes follow from its parameter
     for name in names:
-        if name.startswith(static) or name in ("dtype", "parameter", "design", "log_prior"):
+        if name.startswith(static) or name in given:
             continue
         try:
             get(name)
