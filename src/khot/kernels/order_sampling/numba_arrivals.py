@@ -15,7 +15,8 @@ The means are exact except for counts that differ from k by M or more, and point
 about k are expected to have arrived. The integrals end where Chernoff's bound of P(N = k) is e^-depth, see
 :mod:`.numba_range`.
 
-Logistic noise has a faster method, :mod:`.numba_same_design`, which needs the characteristic function only once.
+Logistic noise has a faster method, :mod:`.numba_same_design`, which needs the characteristic function only once. Short
+rows have recursions, :mod:`.numba_tables` and :mod:`.numba_short_rows`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -27,7 +28,6 @@ import numpy as np
 
 from ..cpu.loops import inlined, inlined_sum
 from ..cpu.maths import EXP
-from .numba_plane import multiply, plane_of, turn
 from .numba_range import BLOCK, MOST_NODES, TINY, Array, range_by_chernoff
 
 exp = EXP[np.float64]
@@ -46,6 +46,42 @@ class Space(NamedTuple):
     width: Array
     of_nodes: Array
     of_angles: Array
+
+
+class Plane(NamedTuple):
+    """Complex numbers."""
+
+    real: Array
+    imaginary: Array
+
+
+@inlined
+def plane_of(rows, at, count):
+    """The first numbers of two neighbouring rows."""
+    return Plane(rows[at, :count], rows[at + 1, :count])
+
+
+@inlined
+def turn(angle, z):
+    """Writes the powers 0, 1, ... of e^(i angle).
+
+    There are so few powers that the rounding errors of repeated multiplication do not matter.
+    """
+    a, b = math.cos(angle), math.sin(angle)
+    c, d = 1.0, 0.0
+    for j in range(z.real.shape[0]):
+        z.real[j], z.imaginary[j] = c, d
+        c, d = c * a - d * b, c * b + d * a
+
+
+@inlined
+def multiply(usual, rarer, z, product):
+    """Multiplies by usual + rarer z."""
+    for i in range(z.real.shape[0]):
+        a, b = usual + rarer * z.real[i], rarer * z.imaginary[i]
+        before = product.real[i]
+        product.real[i] = before * a - product.imaginary[i] * b
+        product.imaginary[i] = before * b + product.imaginary[i] * a
 
 
 @inlined

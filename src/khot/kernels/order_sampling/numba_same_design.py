@@ -20,8 +20,7 @@ import numpy as np
 from ..cpu.loops import inlined, inlined_sum, per_row, summed
 from ..cpu.maths import EXP, LOG
 from ..cpu.rows import dot
-from .numba_arrivals import fill_fates_of, fill_fewer, rarer_fates, space_for, times_law, walk
-from .numba_plane import plane_of
+from .numba_arrivals import fill_fates_of, fill_fewer, plane_of, rarer_fates, space_for, times_law, walk
 from .numba_range import (
     ROOM,
     TAILS,
