@@ -37,12 +37,12 @@ MARGIN = 1e3  # factor by which a predicted error must be small enough
 _log = LOG[np.float64]
 
 
-# The state of the iteration in a block of rows: vectors of the units, and numbers of the rows.
-TARGET, SCALE = 0, 1  # the inverse of the residual that counts as an error of 1; 0 for units without a choice
-AIM, RESIDUAL, WEIGHT = 2, 3, 4  # a, r and D
-LAST_AIM, LAST_RESIDUAL, MOVE = 5, 6, 7
-P, Q, LEAN = 8, 9, 8  # or q - p
-GOING, ERROR, LARGEST, LAST = 10, 11, 12, 13  # positive in rows that are not finished; their errors are infinite
+# Rows of the array with the state of the iteration in a block: vectors of the units, then numbers of its rows.
+TARGET, AIM, RESIDUAL, WEIGHT = 0, 1, 2, 3  # what a should be, a, r and D
+SCALE = 4  # the inverse of the residual that counts as an error of 1; 0 for units without a choice
+LAST_AIM, LAST_RESIDUAL, MOVE, P, Q, LEAN = 5, 6, 7, 8, 9, 10  # q - p
+GOING, ERROR, LARGEST, LAST = 11, 12, 13, 14  # positive until the error of a row, infinite before, is known
+STATE = 15
 
 
 @per_row
@@ -197,7 +197,7 @@ _solve = _solver("logits", _guess, _evaluate)
 @kernel
 def _inverse_blocks(begin, end, log_odds, k, goal, logits, tilts, results):
     rows, n = log_odds.shape
-    block, search = empty_block(n, widest_of(k, k, n), False), np.zeros((14, n * LANES))
+    block, search = empty_block(n, widest_of(k, k, n), False), np.zeros((STATE, n * LANES))
     scale, errors = search[SCALE], search[ERROR]
     for number in range(begin, end):
         _place(block, number, log_odds, k, search)
@@ -231,10 +231,7 @@ def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor,
 
 
 def _over_blocks(kernel, items, x, k, *arguments):
-    """Runs a kernel over the blocks of rows, with so many items for each entry of a table, if a table is small enough.
-
-    The first arguments are given, and the others are results.
-    """
+    """Runs a kernel over blocks of rows, with so many items for an entry of a table, if that is small enough."""
     (rows, n), width = x.shape, min(int(k.max()), x.shape[1] - int(k.min()))
     if n * width <= TABLE_OF_INVERSE:
         blocks = -(-rows // LANES)
@@ -301,7 +298,7 @@ _solve_system = _solver("system", _guess_system, _evaluate_system)
 @kernel
 def _covariance_blocks(begin, end, logits, k, b, none, tolerance, rounding, result):
     rows, n = logits.shape
-    block, search = empty_block(n, widest_of(k, k, n), True), np.zeros((14, n * LANES))
+    block, search = empty_block(n, widest_of(k, k, n), True), np.zeros((STATE, n * LANES))
     scale, weight, errors = search[SCALE], search[WEIGHT], search[ERROR]
     for number in range(begin, end):
         numba_table.tabulate(block, number, logits, k, k, none)
