@@ -216,7 +216,7 @@ def _code(self: Operation, name: str, *asked: Any) -> Any:
 def _recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
     def mask(x: Tensor, k: float, scale: float) -> Solved:
         sizes, scales = (in_rows_of(x, value) for value in (k, scale))
-        y, *at = threshold.mask.plain(x, sizes, scales, *link.key, kind.name, "softness", False)
+        y, *at = threshold.mask.plain(x, sizes, scales, *link.key, kind.name, "softness", False, True)
         return y, torch.stack(at)
 
     def gradient(x: Tensor, scale: float, at: Tensor, grad: Tensor) -> Tensor:

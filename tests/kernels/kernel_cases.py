@@ -41,7 +41,7 @@ def scores(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
 
 
 def threshold_of(x: Tensor, k: Tensor, scale: Tensor, link: Link) -> Threshold:
-    return Threshold(*torch.ops.khot.threshold(x, k, scale, *link.key, "mask", "scale", True))
+    return Threshold(*torch.ops.khot.threshold_mask(x, k, scale, *link.key, "mask", "scale", True, False)[1:])
 
 
 def mask_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, kind: str) -> Outputs:

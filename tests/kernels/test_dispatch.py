@@ -30,7 +30,7 @@ class Shifted(Logistic):
 
 def mask_arguments(x, link=LOGISTIC, log=False):
     row = torch.ones(x.shape[:-1], dtype=torch.float64)
-    return x, row, row, *link.key, "log_mask" if log else "mask", "scale", False
+    return x, row, row, *link.key, "log_mask" if log else "mask", "scale", False, True
 
 
 def test_a_cpu_runs_numba_where_it_is():
@@ -197,7 +197,7 @@ def test_the_fused_operators_are_the_map_and_its_derivative():
     x = torch.randn(7, 3, generator=generator, dtype=torch.float64).T.requires_grad_()
     k, scale, grad = torch.tensor([1.0, 2.5, 6.0]).double(), torch.tensor([0.5, 1.0, 2.0]).double(), torch.ones(3, 7)
     for kind in (MASK, LOG_MASK):
-        arguments = (x.detach(), k, scale, *LOGISTIC.key, kind.name, "temperature", True)
+        arguments = (x.detach(), k, scale, *LOGISTIC.key, kind.name, "temperature", True, True)
         y, anchor, offset = torch.ops.khot.threshold_mask(*arguments)
         torch.library.opcheck(torch.ops.khot.threshold_mask.default, arguments)
         z = (x - (anchor + offset)[:, None]) / scale[:, None]

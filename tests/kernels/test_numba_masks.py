@@ -129,8 +129,8 @@ def left_of(x, k, scale, link, log=False):
     numba_backend.over_rows = counted
     try:
         leaf, kind = rows.clone().requires_grad_(), "log_mask" if log else "mask"
-        y, *_ = threshold.mask(rows, *numbers(rows, k, scale), *link.key, kind, "scale", True)
-        anchor, offset = threshold.threshold(rows, *numbers(rows, k, scale), *link.key, "mask", "scale", True)
+        y, *_ = threshold.mask(rows, *numbers(rows, k, scale), *link.key, kind, "scale", True, True)
+        _, anchor, offset = threshold.mask(rows, *numbers(rows, k, scale), *link.key, "mask", "scale", True, False)
         threshold.mask_derivative(leaf, numbers(rows, scale)[0], anchor, offset, y, *link.key, kind, True)
     finally:
         numba_backend.over_rows = run

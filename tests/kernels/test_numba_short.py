@@ -43,7 +43,7 @@ def rows_of(n, rows=3 * LANES + 5):
 
 
 def solved(link, kind, x, k, softness):
-    return numba_backend.mask(x, k, softness, *link.key, kind, "softness", True)
+    return numba_backend.mask(x, k, softness, *link.key, kind, "softness", True, True)
 
 
 def derivatives(link, kind, x, softness, at, grad):
@@ -91,7 +91,7 @@ def test_values_are_those_of_double_precision(link, kind):
     for n in SIZES:
         x, k, softness = rows_of(n)
         y, *_ = solved(link, kind, x, k, softness)
-        expected, *_ = exact.mask(x.double(), k, softness, *link.key, kind, "softness", True)
+        expected, *_ = exact.mask(x.double(), k, softness, *link.key, kind, "softness", True, True)
         size = 1 + torch.where(expected.isfinite(), expected.abs(), 0.0) if kind == "log_mask" else max(1.0, link.q)
         wrong = (y.double() - expected).abs() > 64 * eps * size
         assert not bool((wrong & (y != expected)).any()), (n, y[wrong.any(-1)], expected[wrong.any(-1)])

@@ -51,8 +51,8 @@ def mask_gradient(kind: str) -> tuple[Any, ...]:
 
 def threshold_gradient() -> tuple[Any, ...]:
     """Of thresholds that are not their anchors."""
-    x, scale, anchor, offset, _, *link, _, _ = mask_gradient("mask")
-    return x, scale, anchor - 0.25 * scale, offset + 0.25, normal(3, seed=1), *link, "mask"
+    x, scale, anchor, offset, _, *options = mask_gradient("mask")
+    return x, scale, anchor - 0.25 * scale, offset + 0.25, normal(3, seed=1), *options
 
 
 def odd_gradient(kind: str, with_strength: bool = True) -> tuple[Any, ...]:
@@ -100,7 +100,7 @@ def law(count: int) -> tuple[Tensor, ...]:
 
 
 def balanced(k: Tensor) -> Tensor:
-    return simplex.mask(normal(2, 9), k.double(), torch.ones(2).double(), *LOGISTIC.key, "mask", "", False)[0]
+    return simplex.mask(normal(2, 9), k.double(), torch.ones(2).double(), *LOGISTIC.key, "mask", "", False, True)[0]
 
 
 def ranks(n: int) -> tuple[Tensor, ...]:
@@ -136,14 +136,11 @@ def parts() -> tuple[Tensor, Tensor]:
 SIZES = torch.tensor([3, 4])
 ISOTONIC = (normal(1, 33), normal(1, 33, seed=1).abs(), torch.tensor([0.5]).double())
 CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
-    "threshold": [
-        lambda: (*rows(), *LOGISTIC.key, "mask", "scale", True),
-        *(lambda kind=kind: (*rows(), *SPARSE.key, kind, "s", True) for kind in ("mask", "signed", "magnitude")),
-    ],
     "threshold_mask": [
-        lambda: (*rows(), *LOGISTIC.key, "mask", "scale", True),
-        lambda: (*rows(), *LOGISTIC.key, "log_mask", "scale", True),
-        *(lambda kind=kind: (*rows(), *SPARSE.key, kind, "scale", True) for kind in ("mask", "signed", "magnitude")),
+        lambda: (*rows(), *LOGISTIC.key, "mask", "scale", True, True),
+        lambda: (*rows(), *LOGISTIC.key, "log_mask", "scale", True, True),
+        *(lambda kind=kind: (*rows(), *SPARSE.key, kind, "s", True, True) for kind in ("mask", "signed", "magnitude")),
+        lambda: (*rows(), *LOGISTIC.key, "mask", "scale", True, False),
     ],
     "threshold_mask_derivative": [
         lambda: mask_gradient("mask"),
@@ -152,8 +149,8 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: odd_gradient("magnitude"),
         lambda: odd_gradient("signed", with_strength=False),
         lambda: odd_gradient("magnitude", with_strength=False),
+        threshold_gradient,
     ],
-    "threshold_derivative": [threshold_gradient],
     "isotonic": [
         lambda: (*ISOTONIC, 2.0, False, False, 0, "s,w"),
         lambda: (*ISOTONIC, 2.0, True, False, 0, "s,w"),
@@ -189,10 +186,8 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "bernoulli_count_draw": [lambda: (*counted(), counted()[1], SEED, 50, torch.float32)],
 }
 DEFINITIONS = {
-    "threshold": simplex.threshold,
     "threshold_mask": simplex.mask,
     "threshold_mask_derivative": simplex.mask_derivative,
-    "threshold_derivative": simplex.threshold_derivative,
     "isotonic": isotonic_definition.isotonic,
     "sorted_positions": order.sorted_positions,
     "decayed_sums": order.decayed_sums,
@@ -256,11 +251,9 @@ def test_is_what_the_reference_defines(name, make, load):
     operator, arguments = OPERATORS[name], make()
     found = load()(*arguments)
     expected = DEFINITIONS.get(name, operator.plain)(*arguments)
-    if name == "threshold":  # t, however it is split
-        scale = arguments[2] * (expected[0] ** (1 / SPARSE.q) if arguments[4] == "magnitude" else 1)
-        found, expected = (anchor + offset * scale for anchor, offset in (found, expected))
-    elif name == "threshold_mask":
-        found, expected = found[0], expected[0]
+    if name == "threshold_mask":  # t, however it is split
+        scale = arguments[2] * (expected[1] ** (1 / SPARSE.q) if arguments[5] == "magnitude" else 1)
+        found, expected = ((y, anchor + offset * scale) for y, anchor, offset in (found, expected))
     elif name == "soft_count_inverse":  # the point, whichever neighbour it goes by
         z = arguments[0]
         found, expected = ((z.gather(-1, anchor) + offset, below) for offset, anchor, below in (found, expected))

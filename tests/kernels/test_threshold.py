@@ -77,8 +77,8 @@ def test_float32_rows_keep_a_float64_threshold():
 
 def test_operator():
     x, k, scale = torch.randn(3, 5).double(), torch.full((3,), 2.0).double(), torch.ones(3).double()
-    args = (x, k, scale, *LOGISTIC.key, "mask", "temperature", True)
-    torch.library.opcheck(torch.ops.khot.threshold.default, args)
+    args = (x, k, scale, *LOGISTIC.key, "mask", "temperature", True, False)
+    torch.library.opcheck(torch.ops.khot.threshold_mask.default, args)
     batched = torch.func.vmap(lambda k: solve_threshold(x, k, 1.0))(torch.stack([k, k + 0.5]))
     torch.testing.assert_close(batched[1], solve_threshold(x, 2.5))
 

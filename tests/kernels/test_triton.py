@@ -240,7 +240,7 @@ def test_second_derivatives():
 
 def test_operators():
     x, k, scale, grad = (v.to(DEVICE) for v in KERNELS[0].make((2, 33), torch.float64, 0))
-    arguments = (x, k, scale, *LOGISTIC.key, "mask", "temperature", False)
+    arguments = (x, k, scale, *LOGISTIC.key, "mask", "temperature", False, True)
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.khot.threshold_mask.default, arguments, test_utils=checks)
     _, anchor, offset = torch.ops.khot.threshold_mask(*arguments)

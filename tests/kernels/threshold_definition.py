@@ -46,9 +46,9 @@ def threshold(
 
 
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool, with_values: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y like x (..., n), and anchors and offsets; the arguments are those of :func:`threshold`.
+    """y like x (..., n), empty without values, and anchors and offsets; the arguments are those of :func:`threshold`.
 
     k and scale may be on the CPU for x elsewhere, if they expand one number.
     """
@@ -64,7 +64,8 @@ def mask(
     if which.grows:
         kept, _ = shrink(a.clamp(min=torch.finfo(a.dtype).tiny), scale.unsqueeze(-1), found.q)
         y = torch.where((z >= 1) | ((t == 0) & (a > 0)), kept, (root_of(t, found.q) * z.clamp(0, 1)) ** found.q)
-    return (y * x.sign() if which.absolute else y).to(x.dtype), *at
+    y = (y * x.sign() if which.absolute else y).to(x.dtype)
+    return y if with_values else y[..., :0], *at
 
 
 def mask_derivative(
@@ -78,7 +79,9 @@ def mask_derivative(
     kind: str,
     with_scale: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dx in x's dtype, dL/dk and dL/ds, zeros if that is not wanted, from dL/dy."""
+    """dL/dx in x's dtype, dL/dk and dL/ds, zeros if that is not wanted, from dL/dy, or from dL/d offset of masks."""
+    if grad.dim() < x.dim():
+        return threshold_derivative(x, scale, anchor, offset, grad, Link.find(link, q))
     scale, found, which = scale.to(x.device), Link.find(link, q), KINDS[kind]
     a, sign = which.scores(x.double()), x.sign().double() if which.absolute else torch.ones_like(x.double())
     t, s = which.threshold(Threshold(anchor, offset), scale, found).unsqueeze(-1), scale.unsqueeze(-1)
@@ -102,10 +105,9 @@ def mask_derivative(
 
 
 def threshold_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: int, q: float, kind: str
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, found: Link
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in x's dtype, dL/dk and dL/ds from dL/d offset of the thresholds of masks; 0 if no slope holds one."""
-    found = Link.find(link, q)
     z = (x.double() - (anchor + offset * scale).unsqueeze(-1)) / scale.unsqueeze(-1)
     slope = found.slope(z)
     total = slope.sum(-1, keepdim=True)

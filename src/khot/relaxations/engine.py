@@ -9,7 +9,7 @@ modes.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -193,13 +193,11 @@ class _Solved(Function):
     @staticmethod
     def forward(x: Tensor, k: Tensor, s: Tensor, setting: Setting, call: Call) -> tuple[Tensor, Tensor]:
         _, key, kind, softness, over, checks, has_values = setting
-        arguments = x.detach(), k.detach(), s.detach(), *key, kind.name, softness, checks
-        if not over.is_whole:
-            y, anchor, offset = exact.mask(*arguments, over=over)
-        elif has_values:
+        arguments = x.detach(), k.detach(), s.detach(), *key, kind.name, softness, checks, has_values
+        if over.is_whole:
             y, anchor, offset = threshold.mask.within(call, *arguments)
         else:
-            y, (anchor, offset) = x.new_empty(0), threshold.threshold.within(call, *arguments)
+            y, anchor, offset = exact.mask(*arguments, over=over)
         return y, torch.stack((anchor, offset))
 
     @staticmethod
@@ -228,7 +226,7 @@ class _Solved(Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         (x, k, s), setting = move_batch_first(info.batch_size, in_dims, args[:3]), args[3]
         found = solved(x, k, s, setting._replace(checks=False), call_of(x, k, s))
-        return found, (0 if setting.has_values else None, 1)
+        return found, (0, 1)
 
 
 def _gradients(
@@ -242,25 +240,21 @@ def _gradients(
     with_scale: bool,
 ) -> Any:
     """The gradient in x, k and s from the gradients of the values and of the thresholds; one of these may be None."""
-    again, over = is_differentiated_again(call), setting.over
-    if again or (not over.is_whole and grad_at is not None):
+    if is_differentiated_again(call):
         rows = _map_rows(x, s, at, setting)
         grad_x, grad_k, grad_s = derivative(rows, grad, None if grad_at is None else grad_at[1])
         return grad_x.to(x.dtype), grad_k, grad_s
-    options = *setting.key, setting.kind.name
-    of_thresholds = None
-    if grad_at is not None:
-        s = numbers_of_rows(x, s)  # no kernel of an accelerator computes it
-        of_thresholds = threshold.threshold_derivative.within(call, x, s, at[0], at[1], grad_at[1], *options)
-    if grad is None:
-        return of_thresholds
-    if over.is_whole:
-        found = threshold.mask_derivative.within(call, x, s, at[0], at[1], grad, *options, with_scale)
-    else:
-        found = exact.mask_derivative(x, s, at[0], at[1], grad, *options, with_scale, over=over)
-    if of_thresholds is None:
-        return found
-    return found[0] + of_thresholds[0], found[1] + of_thresholds[1], found[2] + of_thresholds[2]
+    options, over = (*setting.key, setting.kind.name, with_scale), setting.over
+
+    def pulled_back(grad: Tensor, s: Tensor) -> Any:
+        if over.is_whole:
+            return threshold.mask_derivative.within(call, x, s, at[0], at[1], grad, *options)
+        return exact.mask_derivative(x, s, at[0], at[1], grad, *options, over=over)
+
+    if grad_at is None:
+        return pulled_back(cast(Tensor, grad), s)
+    of_thresholds = pulled_back(grad_at[1], numbers_of_rows(x, s))  # which no kernel of an accelerator computes
+    return of_thresholds if grad is None else map(torch.add, pulled_back(grad, s), of_thresholds)
 
 
 def _map_rows(x: Tensor, s: Tensor, at: Tensor, setting: Setting) -> MapRows:
@@ -274,7 +268,8 @@ def _jvp(ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | None, ds
     if not setting.over.is_whole:
         raise NotImplementedError("sharded rows have no forward-mode derivatives: use backward()")
     dy, dc = tangents(_map_rows(x, s, at, setting), dx, dk, ds)
-    return dy.to(x.dtype) if setting.has_values else x.new_zeros(0), torch.stack((torch.zeros_like(dc), dc))
+    dy = dy.to(x.dtype) if setting.has_values else x.new_zeros((*x.shape[:-1], 0))
+    return dy, torch.stack((torch.zeros_like(dc), dc))
 
 
 _apply = with_forward_mode(_Solved, _jvp)

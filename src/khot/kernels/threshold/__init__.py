@@ -30,24 +30,25 @@ from ..registry import Choice, Operation, Operator
 from . import exact
 from .kinds import KINDS, MASK
 
-__all__ = ["mask", "mask_derivative", "recipes", "solve_threshold", "threshold", "threshold_derivative"]
+__all__ = ["mask", "mask_derivative", "recipes", "solve_threshold"]
 
 
-Asked = tuple[Tensor, int, float, str]
 STEEPEST = 256.0  # powers up to which loops compute; the rounding of their distances is magnified by so much
 
 
-def _like_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    anchor = x.new_empty(x.shape[:-1], dtype=torch.float64)
-    return anchor, torch.empty_like(anchor)
+def _fake(x: Tensor, k: Tensor, scale: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _like_x_and_rows(x if options[-1] else x[..., :0])
 
 
 def _like_x_and_rows(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), *_like_rows(x)
+    anchor = x.new_empty(x.shape[:-1], dtype=torch.float64)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), anchor, torch.empty_like(anchor)
 
 
-def _has_loops(x: Tensor, number: int, q: float, name: str) -> str | None:
+def _has_loops(x: Tensor, number: int, q: float, name: str, of_offset: bool = False) -> str | None:
     link, kind = Link.find(number, q), KINDS[name]
+    if of_offset and kind != MASK:
+        return "the loop of the offset's derivative is for masks only"
     if link.compact and link.condition > STEEPEST:
         return f"a power of {link.condition:.3g} needs distances of more digits"
     if link.has_kernel(kind.log):
@@ -55,43 +56,26 @@ def _has_loops(x: Tensor, number: int, q: float, name: str) -> str | None:
     return f"the link {type(link).__name__} has no loops" + (" of logarithms" if kind.log else "")
 
 
-def _has_kernels(x: Tensor, number: int, q: float, name: str) -> str | None:
+def _has_kernels(x: Tensor, number: int, q: float, name: str, of_offset: bool = False) -> str | None:
+    if of_offset:
+        return "there are no kernels for the derivative of an offset"
     return "there are no kernels for odd maps" if KINDS[name].absolute else _has_loops(x, number, q, name)
 
 
-def _asks(x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, *_: Any) -> Asked:
-    return x, link, q, kind
-
-
-def _derivative_asks(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: int, q: float, kind: str, *_: Any
-) -> Asked:
-    return x, link, q, kind
-
-
-def _has_offset_loop(x: Tensor, number: int, q: float, name: str) -> str | None:
-    if name != MASK.name:
-        return "the loop of the offset's derivative is for masks only"
-    return _has_loops(x, number, q, name)
-
-
-# Backends are asked about the scores, the key of the link and the name of the kind of map.
-threshold = Operator("threshold", exact.threshold, fake=lambda x, *_: _like_rows(x), asks=_asks)
-mask = Operator("threshold_mask", exact.mask, fake=_like_x_and_rows, asks=_asks)
-for _operator in (threshold, mask):
-    _operator.backend("triton", module=".triton_forward", takes=_has_kernels)
-    _operator.backend("numba", module=".numba_backend", takes=_has_loops)
+# Backends are asked about the scores, the key of the link and the name of the kind of map; and about a derivative,
+# whether it is that of the offset.
+mask = Operator("threshold_mask", exact.mask, fake=_fake, asks=lambda x, k, s, *options: (x, *options[:3]))
+mask.backend("triton", module=".triton_forward", takes=_has_kernels)
+mask.backend("numba", module=".numba_backend", takes=_has_loops)
 
 mask_derivative = Operator(
-    "threshold_mask_derivative", exact.mask_derivative, fake=_like_x_and_rows, asks=_derivative_asks
+    "threshold_mask_derivative",
+    exact.mask_derivative,
+    fake=_like_x_and_rows,
+    asks=lambda x, s, anchor, offset, grad, *options: (x, *options[:3], grad.dim() < x.dim()),
 )
 mask_derivative.backend("triton", module=".triton_backward", takes=_has_kernels)
 mask_derivative.backend("numba", module=".numba_backend", takes=_has_loops)
-
-threshold_derivative = Operator(
-    "threshold_derivative", exact.threshold_derivative, fake=_like_x_and_rows, asks=_derivative_asks
-)
-threshold_derivative.backend("numba", module=".numba_backend", takes=_has_offset_loop)
 
 
 class _Recipes(Operation):
@@ -129,5 +113,5 @@ def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, l
         float64 tensor (...).
     """
     k, scale = (in_rows_of(x, v).detach() for v in (k, scale))
-    anchor, offset = threshold(x.detach(), k, scale, *link.key, "mask", "scale", False)
+    _, anchor, offset = mask(x.detach(), k, scale, *link.key, MASK.name, "scale", False, False)
     return anchor + offset * scale

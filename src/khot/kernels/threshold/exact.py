@@ -257,46 +257,6 @@ def _at_the_ends(rows: Rows, span: Span, at: Threshold, none: Tensor, everything
 # ---- The operators
 
 
-def threshold(
-    x: Tensor,
-    k: Tensor,
-    scale: Tensor,
-    link: int,
-    q: float,
-    kind: str,
-    softness: str,
-    check: bool,
-    *,
-    over: Whole = WHOLE,
-) -> tuple[Tensor, Tensor]:
-    """Anchor and offset of the threshold t = anchor + offset * sigma of each row of x (..., n).
-
-    Args:
-        x: Scores.
-        k: Sum, float64 of the batch shape, like the scale; for signed masks a bound of the sum.
-        scale: Positive softness s; sigma is s, or s t^(p-1) for magnitudes.
-        link: The number of the link F, see :attr:`khot.kernels.links.base.Link.key`.
-        q: Its parameter.
-        kind: Name of the kind of map, see :mod:`khot.kernels.threshold.kinds`.
-        softness: The name of the scale in errors.
-        check: Whether bad contents raise a ValueError.
-        over: Sums over the items of a row, including those on other processes; all processes get the same result.
-    """
-    batch, n = x.shape[:-1], x.shape[-1]
-    if x.numel() == 0:  # n = 0, or no rows
-        if check:
-            check_empty(k)
-        return k.new_zeros(batch, device=x.device), k.new_zeros(batch, device=x.device)
-    k, scale = (v.to(x.device).reshape(-1) for v in (k, scale))
-    which = KINDS[kind]
-    rows = Rows(which.scores(x.detach()).reshape(-1, n), k, scale, Link.find(link, q), which, over)
-    span = row_range(rows.x, over)
-    if check:
-        check_contents(x, k, scale, softness, which, span, over)
-    anchor, offset = solve(rows, span, compute_dtype(x))
-    return anchor.reshape(batch), offset.reshape(batch)
-
-
 def mask(
     x: Tensor,
     k: Tensor,
@@ -306,15 +266,39 @@ def mask(
     kind: str,
     softness: str,
     check: bool,
+    with_values: bool,
     *,
     over: Whole = WHOLE,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y like x (..., n), and anchors and offsets; the arguments are those of :func:`threshold`.
+    """y like x (..., n), and the anchors and offsets of the thresholds t = anchor + offset * sigma.
 
-    k and scale may be on the CPU for x elsewhere, if they expand one number.
+    Args:
+        x: Scores.
+        k: Sum, float64 of the batch shape, like the scale; for signed masks a bound of the sum. Both may be on the CPU
+            for x elsewhere, if they expand one number.
+        scale: Positive softness s; sigma is s, or s t^(p-1) for magnitudes.
+        link: The number of the link F, see :attr:`khot.kernels.links.base.Link.key`.
+        q: Its parameter.
+        kind: Name of the kind of map, see :mod:`khot.kernels.threshold.kinds`.
+        softness: The name of the scale in errors.
+        check: Whether bad contents raise a ValueError.
+        with_values: Whether y is wanted; otherwise it is empty (..., 0).
+        over: Sums over the items of a row, including those on other processes; all processes get the same result.
     """
-    at = Threshold(*threshold(x, k, scale, link, q, kind, softness, check, over=over))
-    return values(x, scale.to(x.device), at, Link.find(link, q), KINDS[kind]), *at
+    batch, n, which, found = x.shape[:-1], x.shape[-1], KINDS[kind], Link.find(link, q)
+    k, scale = (v.to(x.device).reshape(-1) for v in (k, scale))
+    if x.numel() > 0:
+        rows = Rows(which.scores(x.detach()).reshape(-1, n), k, scale, found, which, over)
+        span = row_range(rows.x, over)
+        if check:
+            check_contents(x, k, scale, softness, which, span, over)
+        at = solve(rows, span, compute_dtype(x))
+    else:
+        if check:
+            check_empty(k)
+        at = Threshold(torch.zeros_like(k), torch.zeros_like(k))
+    at, scale = Threshold(at.anchor.reshape(batch), at.offset.reshape(batch)), scale.reshape(batch)
+    return values(x, scale, at, found, which) if with_values else x.new_empty((*batch, 0)), *at
 
 
 def values(x: Tensor, scale: Tensor, at: Threshold, link: Link, kind: Kind) -> Tensor:
@@ -352,23 +336,18 @@ def mask_derivative(
     *,
     over: Whole = WHOLE,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dx in x's dtype, dL/dk and dL/ds, zeros if that is not wanted, from dL/dy."""
+    """dL/dx in x's dtype, dL/dk and dL/ds, zeros if that is not wanted, from dL/dy.
+
+    A cotangent ``grad`` of the batch shape is that of the offsets.
+    """
     of, which = Link.find(link, q), KINDS[kind]
 
     def of_rows(x: Tensor, grad: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor) -> tuple[Tensor, ...]:
         rows = MapRows.of(x, scale, Threshold(anchor, offset), of, which, over)
-        grad_x, grad_k, grad_scale = derivative(rows, grad, None, with_scale)
+        of_y, of_offset = (None, grad) if grad.dim() < x.dim() else (grad, None)
+        grad_x, grad_k, grad_scale = derivative(rows, of_y, of_offset, with_scale)
         return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale
 
     rows = x, grad, scale.to(x.device), anchor, offset
     grad_x, grad_k, grad_scale = in_cache(of_rows, *rows) if over.is_whole else of_rows(*rows)
     return grad_x, grad_k, grad_scale
-
-
-def threshold_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: int, q: float, kind: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dx in x's dtype, dL/dk and dL/ds from dL/d offset of the thresholds of masks; 0 if no slope holds one."""
-    rows = MapRows.of(x, scale.to(x.device), Threshold(anchor, offset), Link.find(link, q), KINDS[kind])
-    grad_x, grad_k, grad_scale = derivative(rows, None, grad)
-    return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale

@@ -22,31 +22,9 @@ from .numba_short import SHORT
 NOTHING = np.empty(0)
 
 
-def threshold(
-    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
-) -> tuple[Tensor, Tensor]:
-    _, anchor, offset = _solve(x, k, scale, link, q, kind, softness, check, False)
-    return anchor, offset
-
-
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool, with_values: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _solve(x, k, scale, link, q, kind, softness, check, True)
-
-
-def _solve(
-    x: Tensor,
-    k: Tensor,
-    scale: Tensor,
-    link: int,
-    q: float,
-    kind: str,
-    softness: str,
-    check: bool,
-    with_values: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y, empty without values, and the threshold."""
     batch, found, items = x.shape[:-1], Link.find(link, q), _rows(x)
     rows, n = items.shape
     k, scale = _flat(k), _flat(scale)
@@ -60,11 +38,8 @@ def _solve(
     if (short is None or over_rows(short, *arguments)) and over_rows(loops.mask, *arguments):
         if check:  # checks all rows, because errors contain row numbers
             check_contents(items, k, scale, softness, KINDS[kind], row_range(KINDS[kind].scores(items)))
-        some = items[left], k[left], scale[left], link, q, kind, softness, False
-        if with_values:
-            y[left], anchor[left], offset[left] = exact.mask(*some)
-        else:
-            anchor[left], offset[left] = exact.threshold(*some)
+        some = items[left], k[left], scale[left], link, q, kind, softness, False, with_values
+        y[left], anchor[left], offset[left] = exact.mask(*some)
     return y.reshape(batch + y.shape[-1:]).to(x.dtype), anchor.reshape(batch), offset.reshape(batch)
 
 
@@ -79,8 +54,8 @@ def mask_derivative(
     kind: str,
     with_scale: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, found, items, cotangents = x.shape[:-1], Link.find(link, q), _rows(x), _rows(grad.to(compute_dtype(x)))
-    rows, n = items.shape
+    batch, found, items, of_offset = x.shape[:-1], Link.find(link, q), _rows(x), grad.dim() < x.dim()
+    (rows, n), cotangents = items.shape, _flat(grad) if of_offset else _rows(grad.to(items.dtype))
     scale, anchor, offset = _flat(scale), _flat(anchor), _flat(offset)
     grad_x, grad_k, left = torch.empty_like(items), torch.empty_like(scale), scale.new_ones(rows, dtype=torch.bool)
     grad_scale = torch.empty_like(scale) if with_scale else torch.zeros_like(scale)
@@ -89,29 +64,11 @@ def mask_derivative(
     results = array_of(grad_x), array_of(grad_k), array_of(grad_scale) if with_scale else NOTHING
     loops = _loops(found, items, kind)
     arguments = rows, rows * n, n, *inputs, results, array_of(left), float(found.q)
-    short = loops.short_derivative if n <= SHORT and rows >= LANES else None
-    if (short is None or over_rows(short, *arguments)) and over_rows(loops.derivative, *arguments):
+    short = loops.short_derivative if n <= SHORT and rows >= LANES and not of_offset else None
+    loop = loops.threshold if of_offset else loops.derivative
+    if (short is None or over_rows(short, *arguments)) and over_rows(loop, *arguments):
         some = items[left], scale[left], anchor[left], offset[left], cotangents[left]
         grad_x[left], grad_k[left], grad_scale[left] = exact.mask_derivative(*some, link, q, kind, with_scale)
-    return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
-
-
-def threshold_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: int, q: float, kind: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    batch, found, items = x.shape[:-1], Link.find(link, q), _rows(x)
-    rows, n = items.shape
-    given = tuple(_flat(v) for v in (scale, anchor, offset, grad))
-    grad_x, grad_k, grad_scale = (torch.empty_like(v) for v in (items, given[0], given[0]))
-    left = given[0].new_empty(rows, dtype=torch.bool)
-    s, a, c, g = map(array_of, given)
-    results = array_of(grad_x), array_of(grad_k), array_of(grad_scale)
-    arguments = array_of(items), s, (a, c), g, results, array_of(left), float(found.q)
-    if over_rows(_loops(found, items, kind).threshold, rows, rows * n, n, *arguments):
-        rest = [v[left] for v in given]
-        grad_x[left], grad_k[left], grad_scale[left] = exact.threshold_derivative(
-            items[left], rest[0], rest[1], rest[2], rest[3], link, q, kind
-        )
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
 
 

@@ -38,7 +38,7 @@ class Loops(NamedTuple):
     mask: Compiled
     derivative: Compiled
     gradient: Compiled  # the derivative in the scores alone
-    threshold: Compiled  # the derivative of the offset; None except for masks
+    threshold: Compiled = None  # the derivative of the offset, for masks
     short_mask: Compiled = None  # of short rows, all of them; it leaves some to the other loop
     short_derivative: Compiled = None
 
@@ -54,20 +54,22 @@ def loops_of(link: Link, kind: str, real: Real) -> Loops:
 def _loops(of: type[Link], variant: str, kind: Kind, real: Real) -> Loops:
     link, precise = numba_link(of, variant, real), numba_link(of, variant, np.float64)
     solve = _solver(of, variant, kind.grows, real)
-    name, threshold = f"{variant} {kind.name} {real.__name__}", None
+    name = f"{variant} {kind.name} {real.__name__}"
     with specialised(name):
         if kind.grows:
             fill, gradient = magnitudes.filler(link, variant, real), magnitudes.gradient_of(link, variant, real)
         else:
             fill = masks.filler(link, kind.log, real)
             gradient = masks.log_gradient_of(link, precise, real) if kind.log else masks.gradient_of(link, real, False)
-        if kind == MASK:
-            threshold = kernel(_threshold_derivative(masks.threshold_gradient_of(precise, real), real))
         mask, derivative = kernel(_mask(solve, fill, kind, real)), kernel(_derivative(gradient, kind, real))
-        found = Loops(mask, derivative, derivative, threshold)
+        found = Loops(mask, derivative, derivative)
         if not kind.grows and real is np.float32:
             short = kernel(short_mask(link, kind.log, real)), kernel(short_derivative(link, kind.log, real))
             found = found._replace(short_mask=short[0], short_derivative=short[1])
+    if kind == MASK:
+        with specialised(f"{name} of the threshold"):
+            gradient = masks.threshold_gradient_of(precise, real)
+            found = found._replace(threshold=kernel(_derivative(gradient, kind, real, of_items=False)))
     if kind == MASK and not (of.compact and of.reaches_zero):
         with specialised(f"{name} of scores"):
             found = found._replace(gradient=kernel(_derivative(masks.gradient_of(link, real, True), kind, real)))
@@ -129,12 +131,14 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
     return mask
 
 
-def _derivative(gradient: Compiled, kind: Kind, real: Real) -> Any:
+def _derivative(gradient: Compiled, kind: Kind, real: Real, of_items: bool = True) -> Any:
+    """The loop of the derivatives of a map, from a cotangent for each item, or of the offset."""
     grows, reals_at, huge = kind.grows, REALS_AT[real], masks.HUGE[real] if kind.log else np.inf
 
     def derivative(first, last, n, x, scale, threshold, g, results, left, q):
         absolute, (grad_x, grad_k, grad_scale) = x[1], results
-        xs, gs, grads = reals_at(x[0], last, n), reals_at(g, last, n), reals_at(grad_x, last, n)
+        xs, gs = reals_at(x[0], last, n), reals_at(g, last, n) if of_items else doubles_at(g, last, 1)
+        grads = reals_at(grad_x, last, n)
         anchors, offsets = doubles_at(threshold[0], 1, last)[0], doubles_at(threshold[1], 1, last)[0]
         count, is_left, with_k, with_scale = 0, bytes_at(left, 1, last)[0], grad_k.size > 0, grad_scale.size > 0
         buffer = np.empty(2 * n + CHUNK if absolute else 0, real)
@@ -146,8 +150,11 @@ def _derivative(gradient: Compiled, kind: Kind, real: Real) -> Any:
             if absolute:
                 for i in range(n):
                     items[i] = abs(row[i])
-                    pushes[i] = push[i] if row[i] > 0 else -push[i]
-                row, push = items, pushes
+                row = items
+                if of_items:
+                    for i in range(n):
+                        pushes[i] = push[i] if xs[r, i] > 0 else -push[i]
+                    push = pushes
             s, a, c = of_row(scale, r), anchors[r], offsets[r]
             idle, done = (
                 absolute and not grows and a == 0 and c == 0,
@@ -168,22 +175,3 @@ def _derivative(gradient: Compiled, kind: Kind, real: Real) -> Any:
         return count
 
     return derivative
-
-
-def _threshold_derivative(gradient: Compiled, real: Real) -> Any:
-    reals_at = REALS_AT[real]
-
-    def threshold_derivative(first, last, n, x, scale, threshold, g, results, left, q):
-        xs, grads, is_left, count = reals_at(x, last, n), reals_at(results[0], last, n), bytes_at(left, 1, last)[0], 0
-        scales, gs = doubles_at(scale, 1, last)[0], doubles_at(g, 1, last)[0]
-        anchors, offsets = doubles_at(threshold[0], 1, last)[0], doubles_at(threshold[1], 1, last)[0]
-        for r in range(first, last):
-            s, place = scales[r], Place(anchors[r], offsets[r], scales[r], q)
-            of_k, of_scale, done = gradient(xs[r], gs[r], place, grads[r])
-            doubles_at(results[1], 1, last)[0, r] = of_k
-            doubles_at(results[2], 1, last)[0, r] = of_scale
-            is_left[r] = not (done and NARROWEST < s < WIDEST)
-            count += is_left[r]
-        return count
-
-    return threshold_derivative

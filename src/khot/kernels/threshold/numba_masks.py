@@ -227,7 +227,7 @@ def _exact_log_gradient(link: NumbaLink) -> Compiled:
 
 
 def threshold_gradient_of(link: NumbaLink, real: Real) -> Compiled:
-    """``(x, g, place, out)``: dL/dk and dL/ds of the offset, dL/dx in ``out``, and whether all is done.
+    """:func:`gradient_of` for the offset, with its cotangent in ``g``, from the link of float64.
 
     dL/dx_i is the share of an item's slope divided by s, dL/dk is minus the reciprocal of their sum, and dL/ds follows
     from the mean z. The link is that of float64, in which slopes seldom underflow.
@@ -251,18 +251,18 @@ def threshold_gradient_of(link: NumbaLink, real: Real) -> Compiled:
         return total, lever
 
     @per_row
-    def gradient(x, g, place, out):
-        origin, s = Origin(place.anchor, 1 / place.s, place.offset), place.s
+    def gradient(x, g, place, idle, with_k, with_scale, buffer, out):
+        origin, s, push = Origin(place.anchor, 1 / place.s, place.offset), place.s, g[0]
         total, lever = slopes(x, origin, place.q)
         share = 1 / total if total > TINY else 0.0
         if vanishes or total >= UNDERFLOW:
             mean, rate, done = lever * share, share if vanishes else min(share, 1 / least), True
             for i in range(out.shape[0]):
-                out[i] = of_item(x[i], origin, place.q)[1] * share * (g / s)
+                out[i] = of_item(x[i], origin, place.q)[1] * share * (push / s)
         else:
             (mean, done), rate = gap_shares(x, place, out), 1 / max(total, least)
             for i in range(out.shape[0]):
-                out[i] *= g / s
-        return -rate * g, -g * (mean + place.offset) / s, done
+                out[i] *= push / s
+        return -rate * push, -push * (mean + place.offset) / s, done
 
     return gradient

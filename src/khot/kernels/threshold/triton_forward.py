@@ -288,28 +288,13 @@ def _launch_steps(
     return state, sums
 
 
-def threshold(
-    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
-) -> tuple[Tensor, Tensor]:
-    _, anchor, offset = _checked(x, k, scale, link, q, "threshold", softness, check)
-    return anchor, offset
-
-
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool, with_values: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    y, anchor, offset = _checked(x, k, scale, link, q, kind, softness, check)
-    assert y is not None
-    return y, anchor, offset
-
-
-def _checked(
-    x: Tensor, k: Tensor, scale: Tensor, link: int, q: float, kind: str, softness: str, check: bool
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    y, anchor, offset, flags = launch_forward(x, k, scale, Link.find(link, q), kind)
+    y, anchor, offset, flags = launch_forward(x, k, scale, Link.find(link, q), kind if with_values else "threshold")
     if check and has_invalid(flags):
-        exact.threshold(x, k, scale, link, q, "mask", softness, True)  # raises the error
-    return y, anchor, offset
+        exact.mask(x, k, scale, link, q, kind, softness, True, False)  # raises the error
+    return x.new_empty((*x.shape[:-1], 0)) if y is None else y, anchor, offset
 
 
 def has_invalid(flags: Tensor) -> bool:
