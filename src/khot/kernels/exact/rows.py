@@ -12,7 +12,6 @@ from torch.nn.functional import pad
 
 from .reductions import WHOLE, Whole
 
-SAMPLE_SIZE = 1024  # rows of more than four times this length start from the root of a sample of about this size
 FARTHEST = {torch.float32: 1e37, torch.float64: 1e306}  # in scales, as good as infinite
 
 

@@ -23,7 +23,8 @@ from .residual import EPS, FARTHEST, TOLERANCE, Rows, evaluate, plain_step
 
 PLAIN_STEPS = 8  # in plain sums
 FIRST_STEPS = 8  # of the rows that these leave, before the remaining rows are separated again
-PRECISION = {torch.float32: 2.0**-40, torch.float64: 2.0**-48}  # of thresholds from plain sums, in scales
+# In scales: the precision of thresholds from plain sums, and the last step of Newton's method there, about its root.
+PRECISION = {torch.float32: (2.0**-40, 2.0**-20), torch.float64: (2.0**-48, TOLERANCE)}
 GUESSES, LOWEST_GUESS = (
     3,
     0.05,
@@ -87,14 +88,14 @@ def _first_guess(rows: Rows, span: Span, share: Tensor) -> Tensor:
 
 
 def _search_plainly(
-    rows: Rows, span: Span, start: Tensor, skipped: Tensor, precision: float
+    rows: Rows, span: Span, start: Tensor, skipped: Tensor, precision: tuple[float, float]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Newton's method in plain sums: t, its distance from the root, and which rows need no other search."""
     t, rest, found = start, torch.zeros_like(start), skipped
-    settled = precision if rows.link.compact else TOLERANCE
+    settled = precision[0 if rows.link.compact else 1]
     for _ in range(PLAIN_STEPS):
         t = torch.where(found, t, t / (1 - (rest / t).clamp(max=0.75)) if rows.kind.grows else t + rest)
-        step, there = plain_step(rows, span, t, precision)
+        step, there = plain_step(rows, span, t, *precision)
         found, rest = there | skipped, rows.moved(t, step)
         if bool((found | (step.abs() <= settled)).all()):
             break

@@ -20,13 +20,12 @@ import numpy as np
 from ..cpu.loops import kernel, specialised
 from ..cpu.maths import Real
 from ..cpu.rows import CHUNK, REALS_AT, bytes_at, doubles_at, gather_finite, highest, of_row, scatter
-from ..exact.rows import SAMPLE_SIZE
 from ..links.base import Link
 from ..links.base_numba import Compiled, numba_link, variant_of
 from . import numba_magnitudes as magnitudes
 from . import numba_masks as masks
 from .kinds import KINDS, MASK, SIGNED, Kind
-from .numba_root import FOUND, INFINITE, LOST, NARROWEST, NO_QUANTILES, WIDEST, solver
+from .numba_root import FOUND, INFINITE, LOST, NARROWEST, NO_QUANTILES, SAMPLE_SIZE, WIDEST, solver
 from .numba_scale import Place, fixed_scale
 from .numba_short import short_mask
 from .numba_short_gradient import short_derivative

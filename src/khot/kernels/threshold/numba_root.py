@@ -18,7 +18,6 @@ from ..cpu.loops import inlined, per_row, summed
 from ..cpu.maths import Real
 from ..cpu.rows import CHUNK, Origin, distance, highest, lowest, moments
 from ..exact.newton import COARSEST, NEAR, RESOLUTION
-from ..exact.rows import SAMPLE_SIZE
 from ..links.base import Link
 from ..links.base_numba import Compiled, NumbaLink, normal_quantile, normal_spacing
 from ..selection.numba_counting import count_above
@@ -30,6 +29,7 @@ from .numba_scale import Scale
 # which tell nothing about t; INFINITE, before it begins, if an item is.
 LOST, FOUND, UNSURE, UNSEEN, INFINITE = range(5)
 
+SAMPLE_SIZE, LONG = 2**10, 2**16  # items of a sample, and of rows which start from the root of one
 STEPS, NEWTON_STEPS = 30, 8  # 2 to 5 are usual; from the latter on every second step cuts the bracket
 NARROWEST, WIDEST = (
     2.0**-50,
@@ -312,7 +312,7 @@ def solver(scale: Scale, link: NumbaLink, real: Real) -> Compiled:
             return np.float64(lowest(x)), -reach, FOUND, known
         known, start, count = quantiles(k / n, q, known), np.nan, float(n)
         bound = known[1]
-        if n >= 4 * SAMPLE_SIZE:
+        if n >= LONG:
             start = start_of_sample(x, k / n, s, law, sample, known)
         if math.isnan(start):
             mean, variance, above, count = focus(x, k, s, mean, variance)

@@ -74,12 +74,12 @@ class Rows(NamedTuple):
         return left, -right, self.over.sum(above.sum(-1).double())[0]
 
 
-def plain_step(rows: Rows, span: Span, t: Tensor, precision: float) -> tuple[Tensor, Tensor]:
+def plain_step(rows: Rows, span: Span, t: Tensor, precision: float, last: float) -> tuple[Tensor, Tensor]:
     """A step of t in scales from plain sums, and whether t with that step is the root.
 
     It is Newton's method for the log-odds of the mean of F, which is a straight line if tails are exponential, or for
     the sum itself. The sum has the rounding of numbers next to 1; a root counts as found only if this moves it by no
-    more than a small multiple of ``precision``, in scales.
+    more than a small multiple of ``precision``, in scales, and the step is at most ``last``.
     """
     link = rows.link
 
@@ -111,7 +111,7 @@ def plain_step(rows: Rows, span: Span, t: Tensor, precision: float) -> tuple[Ten
     if link.compact:  # the remainder might be a step across a kink, or all items might lie at kinks
         found = exact & (excess.abs() <= (3 + link.condition) * rounded) & (total - further[0] > INSIDE)
         return step.masked_fill(found, 0.0), found
-    return step, exact & (step.abs() <= TOLERANCE)
+    return step, exact & (step.abs() <= last)
 
 
 def evaluate(rows: Rows, at: Threshold) -> Evaluation:
