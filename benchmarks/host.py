@@ -63,7 +63,7 @@ def as_on_a_gpu() -> Iterator[Launches]:
     from triton.runtime import JITFunction, driver
 
     from khot.kernels.selection import triton_backend
-    from khot.kernels.threshold import triton_plain
+    from khot.kernels.threshold import triton_backward as masks
     from khot.relaxations import engine, hard
 
     launches = Launches()
@@ -77,7 +77,7 @@ def as_on_a_gpu() -> Iterator[Launches]:
         backend("auto"),  # which forgets what was chosen before
     ]
     # On a GPU contents are not looked at unless validation is on.
-    blind = [module for module in (engine, hard, triton_plain, triton_backend) if hasattr(module, "checks_contents")]
+    blind = [module for module in (engine, hard, masks, triton_backend) if hasattr(module, "checks_contents")]
     patches += [mock.patch.object(module, "checks_contents", lambda x: False) for module in blind]
     with contextlib.ExitStack() as stack:
         for patch in patches:

@@ -31,43 +31,35 @@ def _joined(builder, parts):
     return parts[0]
 
 
-def _moves(context, builder, given, x, first, last, j, block):
-    """Pointers to items j to j + 3 of the rows from ``first`` on, and to their vectors."""
-    found, one = context.make_array(given.args[0])(context, builder, x), first.type(1)
-    n = builder.extract_value(found.shape, 1)
-    end, few = builder.sub(last, one), ir.VectorType(ir.FloatType(), FEW)
-    rows = []
-    for i in range(LANES):
-        r = builder.add(first, first.type(i))
-        r = builder.select(builder.icmp_signed("<", r, end), r, end)
-        place = builder.gep(found.data, [builder.add(builder.mul(r, n), j)])
-        rows.append(builder.bitcast(place, few.as_pointer()))
-    vectors = [address(context, builder, given.args[4], block, builder.add(j, j.type(c))) for c in range(FEW)]
-    return rows, vectors
+def _mover(gathers):
+    """``(x, first, last, j, block)``: moves items j to j + 3 of the rows from ``first`` on to a block, or back."""
+
+    @intrinsic
+    def move(context, x, first, last, j, block):
+        def generate(context, builder, given, args):
+            x, first, last, j, block = args
+            found, few = context.make_array(given.args[0])(context, builder, x), ir.VectorType(ir.FloatType(), FEW)
+            n, end = builder.extract_value(found.shape, 1), builder.sub(last, last.type(1))
+            rows = []
+            for i in range(LANES):
+                r = builder.add(first, first.type(i))
+                r = builder.select(builder.icmp_signed("<", r, end), r, end)
+                place = builder.gep(found.data, [builder.add(builder.mul(r, n), j)])
+                rows.append(builder.bitcast(place, few.as_pointer()))
+            units = [builder.add(j, j.type(c)) for c in range(FEW)]
+            vectors = [address(context, builder, given.args[4], block, unit) for unit in units]
+            sources, goals = (rows, vectors) if gathers else (vectors, rows)
+            joined = _joined(builder, [builder.load(source, align=4) for source in sources])
+            for i, goal in enumerate(goals):
+                builder.store(_picked(builder, joined, range(i, FEW * LANES, len(goals))), goal, align=4)
+            return context.get_dummy_value()
+
+        return types.none(x, types.int64, types.int64, types.int64, block), generate
+
+    return move
 
 
-@intrinsic
-def _gather(context, x, first, last, j, block):
-    def generate(context, builder, given, args):
-        rows, vectors = _moves(context, builder, given, *args)
-        found = _joined(builder, [builder.load(row, align=4) for row in rows])
-        for c, place in enumerate(vectors):
-            builder.store(_picked(builder, found, range(c, FEW * LANES, FEW)), place, align=4)
-        return context.get_dummy_value()
-
-    return types.none(x, types.int64, types.int64, types.int64, block), generate
-
-
-@intrinsic
-def _scatter(context, x, first, last, j, block):
-    def generate(context, builder, given, args):
-        rows, vectors = _moves(context, builder, given, *args)
-        found = _joined(builder, [builder.load(place, align=4) for place in vectors])
-        for i, row in enumerate(rows):
-            builder.store(_picked(builder, found, range(i, FEW * LANES, LANES)), row, align=4)
-        return context.get_dummy_value()
-
-    return types.none(x, types.int64, types.int64, types.int64, block), generate
+_gather, _scatter = _mover(True), _mover(False)
 
 
 @by_lanes

@@ -95,7 +95,7 @@ class _Recipes(Operation):
 
 recipes = _Recipes(__name__, "recipe")
 recipes.name = mask.name
-recipes.backend("triton", module=".triton_plain", takes=_has_kernels)
+recipes.backend("triton", module=".triton_backward", takes=_has_kernels)
 recipes.backend("numba", module=".numba_backend", takes=_has_loops)
 
 

@@ -25,10 +25,7 @@ PLAIN_STEPS = 8  # in plain sums
 FIRST_STEPS = 8  # of the rows that these leave, before the remaining rows are separated again
 # In scales: the precision of thresholds from plain sums, and the last step of Newton's method there, about its root.
 PRECISION = {torch.float32: (2.0**-40, 2.0**-20), torch.float64: (2.0**-48, TOLERANCE)}
-GUESSES, LOWEST_GUESS = (
-    3,
-    0.05,
-)  # how often the guess for a magnitude is repeated, and its lower limit as part of the mean
+GUESSES, LOWEST_GUESS = 3, 0.05  # of a magnitude: how often the guess is repeated; its lower limit, in means
 TINY = torch.finfo(torch.float64).tiny
 WIDENINGS = 14  # the most widenings of a bracket; each squares its width in scales, and 2^1024 is beyond all doubles
 MARGIN = 2.0**-10  # relative, added to a bracket for rounding and inaccurate inverses

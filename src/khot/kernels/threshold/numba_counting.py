@@ -18,7 +18,6 @@ from ..cpu.maths import Real
 from ..cpu.rows import highest, lowest
 from ..links.base_numba import Compiled
 from ..selection.numba_counting import count_above, neighbours
-from .numba_scale import Scale
 
 PASSES = 64  # 2 to 10 are usual, and 20 if some numbers are many orders of magnitude larger than the others
 UNBOUNDED = 3  # passes after which both ends of the bracket are finite
@@ -83,15 +82,14 @@ def focus(x, k, s, mean, variance):
 
 
 @functools.cache
-def encloser(scale: Scale, real: Real) -> Compiled:
+def encloser(name: str, scale_at: Compiled, real: Real) -> Compiled:
     """``(x, k, u, step, s, q)``: low and high, the numbers of items above them, and whether they enclose a gap.
 
     t is at most a little below low, and at most a little above high: at least ``above_low > k`` items are low or above
     it, and at most ``above_high < k`` are above high. The search starts at u, where the expected distance of
-    neighbouring items is ``step``.
+    neighbouring items is ``step``. The scale of this name is a function ``(t, s, q)``.
     """
-    scale_at = scale.at
-    with specialised(f"{scale.name} {real.__name__}"):
+    with specialised(f"{name} {real.__name__}"):
 
         @per_row
         def enclose(x, k, u, step, s, q):

@@ -25,8 +25,7 @@ from ..links.base_numba import Compiled, numba_link, variant_of
 from . import numba_magnitudes as magnitudes
 from . import numba_masks as masks
 from .kinds import KINDS, MASK, SIGNED, Kind
-from .numba_root import FOUND, INFINITE, LOST, NARROWEST, NO_QUANTILES, SAMPLE_SIZE, WIDEST, solver
-from .numba_scale import Place, fixed_scale
+from .numba_root import FOUND, INFINITE, LOST, NARROWEST, NO_QUANTILES, SAMPLE_SIZE, WIDEST, Place, fixed_scale, solver
 from .numba_short import short_mask
 from .numba_short_gradient import short_derivative
 
@@ -155,10 +154,8 @@ def _derivative(gradient: Compiled, kind: Kind, real: Real, of_items: bool = Tru
                         pushes[i] = push[i] if xs[r, i] > 0 else -push[i]
                     push = pushes
             s, a, c = of_row(scale, r), anchors[r], offsets[r]
-            idle, done = (
-                absolute and not grows and a == 0 and c == 0,
-                NARROWEST < s < WIDEST and real(a) == a and abs(a) < huge,
-            )
+            idle = absolute and not grows and a == 0 and c == 0
+            done = NARROWEST < s < WIDEST and real(a) == a and abs(a) < huge
             if done:
                 place = Place(a, c, s, q)
                 of_k, of_scale, done = gradient(row, push, place, idle, with_k, with_scale, roots, out)

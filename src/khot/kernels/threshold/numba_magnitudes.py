@@ -15,7 +15,7 @@ from ..cpu.maths import EXP, LOG, Real
 from ..cpu.rows import CHUNK, Origin, difference, distance, pull_from
 from ..links.base_numba import Compiled, NumbaLink
 from ..links.clipped_power_numba import power_below
-from .numba_scale import Scale
+from .numba_root import Scale
 
 OVERSHOOT = 2**-10  # relative to the step at which the last pooled entry leaves, so that it becomes an exact zero
 SHRINK_STEPS = 7

@@ -5,12 +5,13 @@ small compared with the spread of the items, or Newton's method fails from the g
 the threshold, which then takes a few steps.
 
 The same loop finds the thresholds of masks and of magnitudes. They differ in the scale sigma of z = (x - t) / sigma,
-which is s, or s t^(p-1) and grows with t: see :mod:`.numba_scale`.
+which is the softness s, or s t^(p-1) and grows with t: see :mod:`.numba_magnitudes`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from ..links.base_numba import Compiled, NumbaLink, normal_quantile, normal_spac
 from ..selection.numba_counting import count_above
 from .numba_counting import SMALL, encloser, focus
 from .numba_gaps import sides
-from .numba_scale import Scale
 
 # How a search ends: UNSURE if a mask may consist of zeros and ones; UNSEEN in a gap so wide that all tails underflow,
 # which tell nothing about t; INFINITE, before it begins, if an item is.
@@ -31,10 +31,7 @@ LOST, FOUND, UNSURE, UNSEEN, INFINITE = range(5)
 
 SAMPLE_SIZE, LONG = 2**10, 2**16  # items of a sample, and of rows which start from the root of one
 STEPS, NEWTON_STEPS = 30, 8  # 2 to 5 are usual; from the latter on every second step cuts the bracket
-NARROWEST, WIDEST = (
-    2.0**-50,
-    2.0**50,
-)  # scales with which nothing overflows except in rows that are left to other code anyway
+NARROWEST, WIDEST = 2.0**-50, 2.0**50  # scales with which nothing overflows, except in rows that are left anyway
 NO_QUANTILES = math.nan, math.nan, math.nan, math.nan
 SHORT = 2.0**-30  # the size of a step between neighbouring doubles, relative to distances from the threshold
 LAST_UNITS = 8.0  # units in the last place by which a sum may be off after NEWTON_STEPS
@@ -42,6 +39,59 @@ JUST_ABOVE = 2.0**-10  # scales by which t lies above an item that is about to r
 WIDE = 80.0  # scales of a gap around t with tails that are exponential to all digits, since exp(-40) is less than eps
 SLACK = 2.0**-10  # scales by which an approximate quantile may be off
 LEAST = 1 / 16  # share of the mean of magnitudes at which a search for their threshold starts at least
+
+
+class Place(NamedTuple):
+    """The threshold of a row, and the numbers that give its scale."""
+
+    anchor: float
+    offset: float
+    s: float
+    q: float
+
+
+class Scale(NamedTuple):
+    """How z = (x - t) / sigma of items depends on t; functions of float64 numbers.
+
+    Attributes:
+        name: Distinguishes the compiled functions below from others.
+        at: ``(t, s, q)``: sigma.
+        threshold: ``(u, z, s, q)``: the t at which the item u has this z.
+        step: ``(signed, total, slope, excess, k, q, t, sigma)``: the step of t by Newton's method.
+        split: ``(base, t, rest, s, q)``: anchor and offset of base + t + rest.
+        grows: Whether sigma grows with t.
+    """
+
+    name: str
+    at: Compiled
+    threshold: Compiled
+    step: Compiled
+    split: Compiled
+    grows: bool
+
+
+def fixed_scale(name: str, link: NumbaLink, real: Real) -> Scale:
+    """The scale of masks, sigma = s."""
+    newton_step = link.newton_step
+
+    @inlined
+    def at(t, s, q):
+        return s
+
+    @inlined
+    def threshold(u, z, s, q):
+        return u - z * s
+
+    @inlined
+    def step(signed, total, slope, excess, k, q, t, sigma):
+        return newton_step(signed, total, slope, excess, k, q) * sigma
+
+    @inlined
+    def split(base, t, rest, s, q):
+        anchor = np.float64(real(base + t))
+        return anchor, (((base - anchor) + t) + rest) / s
+
+    return Scale(name, at, threshold, step, split, False)
 
 
 def _tail_sums(link: NumbaLink, real: Real) -> Compiled:
@@ -237,7 +287,7 @@ def _gap_closer(scale: Scale, link: type[Link]) -> Compiled:
 
 def _search_by_counting_of(scale: Scale, search: Compiled, link: NumbaLink, real: Real) -> Compiled:
     """``(x, k, s, q, u, step)``: a search inside a bracket, see :func:`.numba_counting.encloser`."""
-    enclose, close_gap = encloser(scale, real), _gap_closer(scale, link.of)
+    enclose, close_gap = encloser(scale.name, scale.at, real), _gap_closer(scale, link.of)
     threshold, grows, quantile_of = scale.threshold, scale.grows, link.quantile
     is_exponential = link.of.compact and not link.of.reaches_zero
 

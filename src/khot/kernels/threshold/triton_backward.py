@@ -20,11 +20,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from khot._contents import checks_contents
+
 from ..gpu.launch import kind_of
 from ..gpu.plans import is_split
 from ..gpu.tools import FARTHEST_64, add2, add3, in_shape, on_device, quotient, reciprocal, rows_of
 from ..links.base import Link
 from ..links.base_triton import log_derivative, tails_and_slopes, triton_link
+from .kinds import Kind, Recipe, Solved
+from .triton_forward import has_invalid, launch_forward
 from .triton_gaps import neighbours, relative_slopes, weigh_sides
 from .triton_rows import (
     PARTS,
@@ -246,6 +250,21 @@ def launch_backward(
             launch_tiles(_mask_bwd, arguments, constants, (flagged_tile(items),), items.shape, kinds)
     batch = x.shape[:-1]
     return in_shape(grad_x, x.shape), in_shape(grad_k, batch), in_shape(grad_scale, batch)
+
+
+def recipe(link: Link, kind: Kind, dtype: torch.dtype) -> Recipe:
+    """The map for numbers k and scale, and its gradient, without tensors for them, and without the operators."""
+
+    def mask(x: Tensor, k: float, scale: float) -> Solved | None:
+        y, anchor, offset, flags = launch_forward(x, k, scale, link, kind.name)
+        assert y is not None
+        return None if checks_contents(x) and has_invalid(flags) else (y, (anchor, offset))
+
+    def gradient(x: Tensor, scale: float, at: tuple[Tensor, Tensor], grad: Tensor) -> Tensor:
+        anchor, offset = at
+        return launch_backward(x, scale, anchor, offset, grad, link, kind.name, with_scale=False)[0]
+
+    return Recipe(mask, gradient)
 
 
 def mask_derivative(

@@ -203,11 +203,8 @@ def _advanced(state_ptr, sums_ptr, row, step, whole, rest, scale, q, LINK: tl.co
         LINK, TILE,
     )  # fmt: skip
     going = state == GOING
-    anchor, off, state = (
-        tl.where(going, new_anchor, anchor),
-        tl.where(going, new_off, off),
-        tl.where(going, new_state, state),
-    )
+    anchor, off = tl.where(going, new_anchor, anchor), tl.where(going, new_off, off)
+    state = tl.where(going, new_state, state)
     low, high, older = tl.where(going, new_low, low), tl.where(going, new_high, high), tl.where(going, new_older, older)
     return anchor, off, low, high, older, density, state, tl.where(going, 0.0, signed)
 

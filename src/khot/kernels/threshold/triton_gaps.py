@@ -48,12 +48,8 @@ def relative_slopes(x, left, right, inverse, LINK: tl.constexpr):
 @triton.jit
 def _sides(x_rows, g_rows, n, left, right, inverse, LINK: tl.constexpr, TILE: tl.constexpr):
     """Sums of relative slopes above the gap and below it, and of their products with g."""
-    above, below, pull_above, pull_below = (
-        partial_sums(TILE),
-        partial_sums(TILE),
-        partial_sums(TILE),
-        partial_sums(TILE),
-    )
+    above, below = partial_sums(TILE), partial_sums(TILE)
+    pull_above, pull_below = partial_sums(TILE), partial_sums(TILE)
     for start in range(0, n, TILE.size):
         slope, is_above = relative_slopes(scores(x_rows, start, n, TILE), left, right, inverse, LINK)
         pull = slope * load(g_rows, start, n, 0.0, TILE)
