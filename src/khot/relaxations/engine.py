@@ -240,11 +240,12 @@ def _gradients(
     with_scale: bool,
 ) -> Any:
     """The gradient in x, k and s from the gradients of the values and of the thresholds; one of these may be None."""
-    if is_differentiated_again(call):
+    over = setting.over
+    if is_differentiated_again(call) or (not over.is_whole and grad_at is not None):
         rows = _map_rows(x, s, at, setting)
         grad_x, grad_k, grad_s = derivative(rows, grad, None if grad_at is None else grad_at[1])
         return grad_x.to(x.dtype), grad_k, grad_s
-    options, over = (*setting.key, setting.kind.name, with_scale), setting.over
+    options = *setting.key, setting.kind.name, with_scale
 
     def pulled_back(grad: Tensor, s: Tensor) -> Any:
         if over.is_whole:
