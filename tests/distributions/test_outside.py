@@ -1,5 +1,6 @@
 """Without validation, values outside the support have log-probability -inf and gradient 0 under every law."""
 
+import math
 from functools import partial
 
 import pytest
@@ -172,3 +173,9 @@ def test_complex_values_are_refused(validate_args):
     for law in (design, StraightThrough(design), RelaxedKHot(0.5, logits=LOGITS, k=K, validate_args=validate_args)):
         with pytest.raises(TypeError, match="`value` must be real, but got a tensor of dtype torch.complex128"):
             law.log_prob(INSIDE.to(torch.complex128))
+
+
+def test_with_validation_a_value_is_impossible_in_rows_of_another_size():
+    design = ConditionalPoisson(logits=torch.zeros(2, 3), k=torch.tensor([1, 2]), validate_args=True)
+    found = design.log_prob(torch.tensor([1.0, 1.0, 0.0]))
+    torch.testing.assert_close(found, torch.tensor([-torch.inf, -math.log(3)]))
