@@ -111,6 +111,15 @@ def test_positions_in_one_loop(dtype, n, k, scale, temperature):
     torch.testing.assert_close(results[0][1], results[1][1], rtol=0, atol=accuracy)
 
 
+def test_positions_do_not_depend_on_other_rows():
+    """Of float32 scores some of which are settled before others."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 40, generator=generator) * 300 * torch.rand(64, 1, generator=generator)
+    some = torch.randperm(64, generator=generator)[:32]
+    found, of_some = (ParetoSampling(logits=rows, k=13)._positions for rows in (x, x[some]))
+    assert torch.equal(found[some], of_some)
+
+
 def test_gumbel_topk_from_probs_inverts_its_mean():
     logits = 2 * torch.randn(2, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     logits = (logits - logits.mean(-1, keepdim=True)).requires_grad_()

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..cpu.lanes import LANES, at, every, if_positive, put
-from ..cpu.loops import inlined, kernel, over_rows, per_row, specialised, summed
+from ..cpu.loops import kernel, over_rows, per_row, specialised, summed
 from ..cpu.maths import LOG
 from . import TABLE_OF_INVERSE, numba_table
 from .numba_long import fates
@@ -132,7 +132,7 @@ def _solver(name, guess, evaluate):
     return solve
 
 
-@inlined
+@per_row
 def _guess(block, n, search):
     """Writes z = M(a)."""
     aim, ones, zeros, spread = search[AIM], search[P], search[Q], every(0.25)
@@ -152,7 +152,7 @@ def _residuals(target, out, included, residual, weight):
         weight[i] = out[i] * included[i] / (size * size)
 
 
-@inlined
+@per_row
 def _evaluate(block, n, search):
     numba_table.weigh(block.z, block.zero, block.one)
     numba_table.climb(block, n)
@@ -266,7 +266,7 @@ def _place_system(block, number, logits, b, rounding, search):
         search[ERROR][lane] = (0.0 if size == 0 else np.inf) if is_sound(block.total[lane]) else np.nan
 
 
-@inlined
+@per_row
 def _guess_system(block, n, search):
     """Writes the change of M(a) for a change of a."""
     aim, lean, weight, spread, total = search[AIM], search[LEAN], search[WEIGHT], every(0.25), every(0.0)
@@ -279,7 +279,7 @@ def _guess_system(block, n, search):
         put(block.z, i, at(aim, i) - correction / others)
 
 
-@inlined
+@per_row
 def _evaluate_system(block, n, search):
     target, residual, weight = search[TARGET], search[RESIDUAL], search[WEIGHT]
     for i in range(n):

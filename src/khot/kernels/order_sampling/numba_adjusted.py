@@ -33,19 +33,22 @@ def _fill_slopes(z, slope, excess):
 
 
 @per_row
-def _correct(z, slope, excess, shift, k, n):
-    """A step of Newton's method for the threshold of each row; the largest step."""
+def _correct(z, slope, excess, shift, step, k, n):
+    """A step of Newton's method for the threshold of each row whose last step was large; the largest step."""
     largest = 0.0
     for r in range(shift.shape[0]):
+        if step[r] <= SETTLED:
+            continue
         total, spread = n - 2.0 * k, 0.0
         for i in range(r * n, (r + 1) * n):
             total += excess[i]
             spread += slope[i]
-        step = 0.5 * total / spread if spread > 0 else 0.0
-        shift[r] += step
+        move = 0.5 * total / spread if spread > 0 else 0.0
+        shift[r] += move
         for i in range(r * n, (r + 1) * n):
-            z[i] -= step
-        largest = max(largest, abs(step))
+            z[i] -= move
+        step[r] = abs(move)
+        largest = max(largest, step[r])
     return largest
 
 
@@ -90,18 +93,20 @@ def _place(x, anchor, shift, scale, n, z, copy):
 def _value_loop(first, last, x, anchor, shift, k, scale, result):
     n = x.shape[0] // anchor.shape[0]
     chunk = max(1, ITEMS // n)
-    slopes, excesses, moved, spread = np.empty(chunk * n), np.empty(chunk * n), np.empty(chunk * n), np.empty(chunk)
+    slopes, excesses, moved, of_row = np.empty(chunk * n), np.empty(chunk * n), np.empty(chunk * n), np.empty(chunk)
     for begin in range(first, last, chunk):
         end = min(begin + chunk, last)
         count, items = (end - begin) * n, x[begin * n : end * n]
         z, slope, excess, here = moved[:count], slopes[:count], excesses[:count], shift[begin:end]
         _place(items, anchor[begin:end], here, scale, n, z, result[begin * n : end * n])
+        for r in range(end - begin):
+            of_row[r] = np.inf
         for _ in range(MOST_STEPS):
             _fill_slopes(z, slope, excess)
-            if _correct(z, slope, excess, here, k, n) <= SETTLED:
+            if _correct(z, slope, excess, here, of_row, k, n) <= SETTLED:
                 break
         _fill_slopes(z, slope, excess)
-        _adjust(result[begin * n : end * n], slope, excess, spread[: end - begin], n)
+        _adjust(result[begin * n : end * n], slope, excess, of_row[: end - begin], n)
     return 0
 
 
