@@ -29,7 +29,7 @@ def by_rows(design: Any, function: Callable[..., Tensor], *arguments: Tensor) ->
     """``function(probs, k, *others, kept=...)`` for tensors ``(..., n)``; many rows go slab by slab."""
     probs, *others = arguments
     if probs.numel() <= WHOLE:
-        return function(probs, design.k, *others, kept=design._kept)
+        return function(probs, design._k, *others, kept=design._kept)
     return in_slabs(function, design._k, *arguments, largest=SLAB, most=MOST_SLABS)
 
 

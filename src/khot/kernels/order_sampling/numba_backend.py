@@ -27,6 +27,8 @@ from .numba_same_design import log_prob_with_one_design, of_rows_with_one_design
 from .numba_short_rows import INCLUSION, LOG_PROB, PRODUCT, short_rows
 from .numba_tables import of_short_rows
 
+Pair = tuple[Tensor, Tensor]
+
 FAR = 0.5 * WIDEST  # exp(-FAR) does not change a probability, and units this far apart still fit into a loop
 STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_ARRIVALS = 50, 50, 1000  # approximate work for a unit
 MOST_COUNTS = 2**13  # units times counts in a short row, for which recursions are fastest
@@ -133,8 +135,8 @@ def _log_prob(
     result = positions.new_empty(len(drawn))
     slopes = positions.new_empty(drawn.shape if with_slopes else (1, n))
     if _is_short(noise, positions):
-        no_tilts = NOTHING.view(-1)
-        _over_blocks(LOG_PROB, positions, sizes, depth, drawn, NOTHING, NOTHING, no_tilts, result.view(1, -1), slopes)
+        given, kept = (drawn, NOTHING), (NOTHING, NOTHING.view(-1))
+        _over_blocks(LOG_PROB, positions, sizes, depth, given, kept, result.view(1, -1), slopes)
     else:
         steps = STEPS_OF_LOG_PROB * drawn.numel()
         arguments = drawn.numpy(), depth, with_slopes, result.numpy(), slopes.numpy()
@@ -241,11 +243,14 @@ def _over_rows(number: int, noise: str, theta: Tensor, k: Tensor, depth: float, 
     over_rows(loop, len(theta), steps, array_like(theta), k.numpy(), depth, *(x.numpy() for x in arrays))
 
 
-def _over_blocks(what: int, theta: Tensor, k: Tensor, depth: float, value: Tensor, *arrays: Tensor) -> None:
+def _over_blocks(
+    what: int, theta: Tensor, k: Tensor, depth: float, given: Pair, kept: Pair, result: Tensor, slopes: Tensor = NOTHING
+) -> None:
     """Runs the loop for short rows of logistic noise."""
-    items = STEPS_OF_SHORT * max(theta.numel(), value.numel())
-    arguments = (x.numpy() for x in (value, *arrays))
-    over_rows(short_rows, -(-len(theta) // LANES), items, what, array_like(theta), k.numpy(), depth, *arguments)
+    items, rows = STEPS_OF_SHORT * max(theta.numel(), given[0].numel()), (array_like(theta), k.numpy())
+    pairs = (tuple(x.numpy() for x in pair) for pair in (given, kept))
+    blocks = -(-len(theta) // LANES)
+    over_rows(short_rows, blocks, items, what, *rows, depth, *pairs, result.numpy(), slopes.numpy())
 
 
 def _is_short(noise: str, theta: Tensor) -> bool:
@@ -256,7 +261,7 @@ def _inclusion(theta: Tensor, k: Tensor, noise: str, depth: float) -> tuple[Tens
     result, when = torch.empty_like(theta), theta.new_zeros(len(theta), 5)
     if _is_short(noise, theta):
         tilts = theta.new_empty(len(theta))
-        _over_blocks(INCLUSION, theta, k, depth, NO_VALUES, NOTHING, when, tilts, result, NOTHING)
+        _over_blocks(INCLUSION, theta, k, depth, (NO_VALUES, NOTHING), (when, tilts), result)
         return result, when, tilts
     given = theta.new_zeros(len(theta), theta.shape[-1] if noise == "logistic" else 0)
     _over_rows(0, noise, theta, k, depth, when, given, result)
@@ -266,7 +271,7 @@ def _inclusion(theta: Tensor, k: Tensor, noise: str, depth: float) -> tuple[Tens
 def _product(theta: Tensor, k: Tensor, when: Tensor, given: Tensor, vector: Tensor, noise: str, depth: float) -> Tensor:
     result = torch.empty_like(theta)
     if _is_short(noise, theta):
-        _over_blocks(PRODUCT, theta, k, depth, NO_VALUES, vector, when, given, result, NOTHING)
+        _over_blocks(PRODUCT, theta, k, depth, (NO_VALUES, vector), (when, given), result)
     else:
         _over_rows(1, noise, theta, k, depth, when, given, vector, result, each=2)
     return result

@@ -279,11 +279,9 @@ def _place_changes(block, room, n):
 
 
 @per_row
-def _score(block, room, number, n, most, value, draw, rows, with_slopes, result, slopes):
-    """log P(S) of one value for each row of a block, and its derivatives.
-
-    It is left if its weight underflows.
-    """
+def _score(block, room, number, most, value, draw, rows, result, slopes):
+    """log P(S) of one value for each row of a block, and its derivatives; a row is left if its weight underflows."""
+    n, with_slopes = value.shape[1], len(slopes) == len(value)
     for lane in range(LANES):
         drawn = value[draw * rows + row_of(number, lane, rows)]
         room.slope[lane] = -room.log_total[lane]
@@ -307,13 +305,13 @@ def _score(block, room, number, n, most, value, draw, rows, with_slopes, result,
 
 
 @kernel
-def short_rows(begin, end, what, theta, k, depth, value, vector, when, tilts, result, slopes):
+def short_rows(begin, end, what, theta, k, depth, given, kept, result, slopes):
     """Computes what one of the :class:`.Integrals` returns, for rows of one length.
 
-    ``value`` are those to score, and ``vector`` is that of a product, for which ``tilts`` are kept. Log-probabilities
-    are in the first row of ``result``. Slopes are written if there is room for them.
+    Given are the values to score and the vectors of products, for which tilts are kept beside a mark of rows that are
+    left. Log-probabilities are in the first row of ``result``. Slopes are written if there is room for them.
     """
-    (rows, n), left = theta.shape, 0
+    (rows, n), (value, vector), (when, tilts), left = theta.shape, given, kept, 0
     block, room = empty_block(n, widest_of(k, k, n), what == PRODUCT), _room(n)
     for number in range(begin, end):
         tabulate(block, number, theta, k, k, tilts if what == PRODUCT else tilts[:0])
@@ -328,20 +326,8 @@ def short_rows(begin, end, what, theta, k, depth, value, vector, when, tilts, re
         _orient(block, n)
         most = _place_nodes(block, room, n, depth)
         if what == LOG_PROB:
-            for draw in range(value.shape[0] // rows):
-                _score(
-                    block,
-                    room,
-                    number,
-                    n,
-                    most,
-                    value,
-                    draw,
-                    rows,
-                    slopes.shape[0] == value.shape[0],
-                    result[0],
-                    slopes,
-                )
+            for draw in range(len(value) // rows):
+                _score(block, room, number, most, value, draw, rows, result[0], slopes)
             continue
         for i in range(n):
             put(room.share, i, at(block.zero, i) * at(block.included, i))
